@@ -75,17 +75,10 @@ def play(
 
 def opened(client: str, bootstrap: str, secured: Secured, mechanism: str, java: JavaProducers) -> tuple[Sender, int]:
     """A producer of one record per batch, and its number of appends in flight."""
-    match client:
-        case "Java":
-            return open_sender("java", java, bootstrap, batch_size=0, **secured.java(ADMIN, mechanism)), 20
-        case "kafka-python":
-            return open_sender(client, java, bootstrap, **secured.kafka_python(ADMIN, mechanism)), 1
-        case "aiokafka":
-            return open_sender(client, java, bootstrap, **secured.aiokafka(ADMIN, mechanism)), 1
-        case "confluent-kafka":
-            configs = secured.confluent(ADMIN, mechanism)
-            return open_sender(client, java, bootstrap, batch_num_messages=1, **configs), 20
-    raise AssertionError(client)
+    library = "java" if client == "Java" else client
+    alone = {"java": {"batch_size": 0}, "confluent-kafka": {"batch_num_messages": 1}}.get(library, {})
+    sender = open_sender(library, java, bootstrap, **alone, **secured.login(library, ADMIN, mechanism))
+    return sender, 20 if alone else 1
 
 
 def append_for_long(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
+from contextlib import closing
 
-import aiokafka
 import aiokafka.errors
 import confluent_kafka
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
+from tests.kit.producers import start
 from tests.kit.waiting import until
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log
@@ -86,23 +86,14 @@ def test_aiokafka_commit_after_ignored_refusal_is_refused(
 ) -> None:
     """aiokafka's transaction manager would commit the records that were appended."""
 
-    async def story() -> None:
-        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=proxy3.bootstrap, transactional_id=f"{topic}-txn")
-        await producer.start()
-        try:
-            await producer.begin_transaction()
-            for partition, expected in enumerate((0, 0, 7)):
-                headers = [("fencepost-expected-offset", b"%d" % expected)]
-                await producer.send(topic, b"half of it", partition=partition, headers=headers)
-            with pytest.raises(aiokafka.errors.KafkaError):
-                await asyncio.wait_for(producer.commit_transaction(), PATIENCE_SECONDS)
-        finally:
-            await producer.stop()
-        # A new producer with the same transactional id aborts the open transaction.
-        successor = aiokafka.AIOKafkaProducer(bootstrap_servers=proxy3.bootstrap, transactional_id=f"{topic}-txn")
-        await successor.start()
-        await successor.stop()
-
-    asyncio.run(story())
+    settings = {"transactional_id": f"{topic}-txn"}
+    with closing(start("aiokafka", None, proxy3.bootstrap, **settings)) as producer:
+        producer.begin()
+        for partition, expected in enumerate((0, 0, 7)):
+            producer.send(topic, "half of it", partition=partition, expected=expected)
+        with pytest.raises(aiokafka.errors.KafkaError):
+            producer.commit()
+    # A new producer with the same transactional id aborts the open transaction.
+    start("aiokafka", None, proxy3.bootstrap, **settings).close()
     assert "half of it" in str(Log(kafka3.bootstrap).values(topic, 0))
     assert visible(kafka3, topic) == []

@@ -5,7 +5,6 @@ This module has a separate cluster, since it stops brokers.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import subprocess
@@ -13,10 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import aiokafka
-import confluent_kafka
 import kafka as kafka_python
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
@@ -24,7 +20,9 @@ from kafka.admin import NewTopic
 
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from tests.kit.producers import start
 from tests.kit.waiting import until
+from tests.support.clients import LIBRARIES
 from tests.support.fixtures import kafka_fixture, proxy_fixture
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
@@ -64,28 +62,15 @@ class Clients:
         admin.create_topics([NewTopic(self.topic, 3, 3)], wait_for_metadata=True)
         admin.close()
         self._bootstrap = bootstrap
-        self._loop = asyncio.new_event_loop()
-        self._kafka_python = kafka_python.KafkaProducer(bootstrap_servers=bootstrap, retries=100, acks="all")
-        self._confluent = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all"})
-        self._aiokafka = self._loop.run_until_complete(self._start())
+        more = {"kafka-python": {"retries": 100}}
+        self._producers = [start(each, None, bootstrap, acks="all", **more.get(each, {})) for each in LIBRARIES]
         self.sent = 0
-
-    async def _start(self) -> Any:
-        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=self._bootstrap, acks="all")
-        await producer.start()
-        return producer
 
     def append(self) -> None:
         for partition in range(3):
-            self._kafka_python.send(self.topic, b"kafka-python", partition=partition).get(PATIENCE_SECONDS)
-            self._loop.run_until_complete(self._aiokafka.send_and_wait(self.topic, b"aiokafka", partition=partition))
-            reports: list[Any] = []
-            self._confluent.produce(
-                self.topic, b"confluent", partition=partition, on_delivery=lambda *report, to=reports: to.append(report)
-            )
-            assert self._confluent.flush(PATIENCE_SECONDS) == 0
-            assert [error for error, _ in reports] == [None]
-            self.sent += 3
+            for producer in self._producers:
+                producer.send(self.topic, "v", partition=partition).result(PATIENCE_SECONDS)
+                self.sent += 1
 
     def read(self) -> int:
         """The number of records that a new consumer reads through the proxy."""
@@ -102,9 +87,8 @@ class Clients:
             consumer.close()
 
     def close(self) -> None:
-        self._loop.run_until_complete(self._aiokafka.stop())
-        self._loop.close()
-        self._kafka_python.close()
+        for producer in self._producers:
+            producer.close()
 
 
 @pytest.fixture(scope="module")

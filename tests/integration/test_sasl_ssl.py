@@ -13,16 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiokafka
-import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
-from kafka import KafkaProducer
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
@@ -31,8 +28,10 @@ from fencepost_proxy.config import ControlSasl, Limits, UpstreamTls
 from fencepost_proxy.transport.certificates import upstream_context
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
+from tests.kit.producers import start
 from tests.kit.waiting import until
 from tests.support.certificates import Authority
+from tests.support.clients import LIBRARIES
 from tests.support.ports import free_port, free_ports_in_a_row
 from tests.support.proxy import ProxyProcess, probed
 from tests.support.raw import Closed, Connection, Log, batch, produce_request
@@ -90,52 +89,24 @@ def expecting(offset: int, *values: bytes) -> bytes:
 # --- client logins ----------------------------------------------------------------------------------------------------
 
 
-def by_kafka_python(bootstrap: str, secured: Secured, mechanism: str, topic: str) -> list[int]:
-    producer = KafkaProducer(bootstrap_servers=bootstrap, **secured.kafka_python(ADMIN, mechanism))
-    try:
-        headers = [("fencepost-expected-offset", b"0")]
-        return [producer.send(topic, b"v", headers=headers, partition=0).get(WAIT_SECONDS).offset]
-    finally:
-        producer.close()
-
-
-def by_aiokafka(bootstrap: str, secured: Secured, mechanism: str, topic: str) -> list[int]:
-    async def send() -> list[int]:
-        async with aiokafka.AIOKafkaProducer(
-            bootstrap_servers=bootstrap, **secured.aiokafka(ADMIN, mechanism)
-        ) as producer:
-            met = await producer.send_and_wait(topic, b"v", headers=[("fencepost-expected-offset", b"0")], partition=0)
-            return [met.offset]
-
-    return asyncio.run(send())
-
-
-def by_confluent(bootstrap: str, secured: Secured, mechanism: str, topic: str) -> list[int]:
-    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, **secured.confluent(ADMIN, mechanism)})
-    observed: list[Any] = []
-    producer.produce(
-        topic,
-        b"v",
-        partition=0,
-        headers=[("fencepost-expected-offset", b"0")],
-        on_delivery=lambda error, message: observed.append(message.offset() if error is None else error),
-    )
-    assert producer.flush(WAIT_SECONDS) == 0
-    return observed
+def append_first(client: str, bootstrap: str, secured: Secured, mechanism: str, topic: str) -> int:
+    """Its offset."""
+    with closing(start(client, None, bootstrap, **secured.login(client, ADMIN, mechanism))) as producer:
+        return producer.send(topic, "v", expected=0).result(WAIT_SECONDS).offset
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("client", [by_kafka_python, by_aiokafka, by_confluent])
+@pytest.mark.parametrize("client", LIBRARIES)
 def test_clients_log_in_through_the_proxy(
     secured: Secured,
     through: ProxyProcess,
     unique_topic: Callable[..., str],
     mechanism: str,
-    client: Callable[[str, Secured, str, str], list[int]],
+    client: str,
 ) -> None:
     topic = created(secured, unique_topic("required"))
 
-    assert client(through.bootstrap, secured, mechanism, topic) == [0]
+    assert append_first(client, through.bootstrap, secured, mechanism, topic) == 0
 
     assert Log(secured.kafka.bootstrap).values(topic) == [b"v"]
 
@@ -156,8 +127,9 @@ def test_homes_serve_clients_with_tls(secured: Secured, tmp_path: Path, unique_t
             return {broker.port for each in at for broker in each.list_topics(timeout=10).brokers.values()}
 
         until(lambda: len(homes()) == 1, "one home")
-        for each, client in itertools.product(proxies, (by_kafka_python, by_aiokafka, by_confluent)):
-            assert client(each.bootstrap, secured, "SCRAM-SHA-256", created(secured, unique_topic("required"))) == [0]
+        for each, client in itertools.product(proxies, LIBRARIES):
+            topic = created(secured, unique_topic("required"))
+            assert append_first(client, each.bootstrap, secured, "SCRAM-SHA-256", topic) == 0
         metrics = [each.metrics() for each in proxies]
     shares = [
         sum(count for name, count in each.items() if name.startswith("fencepost_sequencers{")) for each in metrics

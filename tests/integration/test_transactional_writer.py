@@ -18,8 +18,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import aiokafka
-import confluent_kafka
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
@@ -46,6 +44,7 @@ from fencepost_dev.java import QUICK_JVM, find_jdk
 from fencepost_dev.tools import compile_java, run_java
 from fencepost_proxy.types import Address
 from tests.kit.fault_proxy import Cut, Direction, FaultProxy
+from tests.kit.producers import Producer, start
 from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
 from tests.support.endings import END_TXN, commits, refuse_commit, version_of
@@ -410,84 +409,17 @@ def test_bypassing_append_aborts_the_whole_transaction(
 # --- unmodified clients: a refused commit, as in docs/other-clients.md ------------------------------------------------
 
 
-class _KafkaPython:
-    def __init__(self, bootstrap: str, name: str) -> None:
-        self.inner = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
-        self.inner.init_transactions()
-
-    def send(self, topic: str, value: bytes) -> None:
-        self.inner.begin_transaction()
-        self.inner.send(topic, value, partition=0).get(PATIENCE_SECONDS)
-
-    def commit(self) -> None:
-        self.inner.commit_transaction()
-
-    def abort(self) -> None:
-        self.inner.abort_transaction()
-
-    def close(self) -> None:
-        self.inner.close(5)
-
-
-class _Confluent:
-    def __init__(self, bootstrap: str, name: str) -> None:
-        self.inner = confluent_kafka.Producer(
-            {"bootstrap.servers": bootstrap, "transactional.id": name, "log_level": 2}
-        )
-        self.inner.init_transactions(PATIENCE_SECONDS)
-
-    def send(self, topic: str, value: bytes) -> None:
-        self.inner.begin_transaction()
-        self.inner.produce(topic, value, partition=0)
-        self.inner.flush(PATIENCE_SECONDS)
-
-    def commit(self) -> None:
-        self.inner.commit_transaction(PATIENCE_SECONDS)
-
-    def abort(self) -> None:
-        self.inner.abort_transaction(PATIENCE_SECONDS)
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-class _Aiokafka:
-    def __init__(self, bootstrap: str, name: str) -> None:
-        self.runner = asyncio.Runner()
-
-        async def start() -> aiokafka.AIOKafkaProducer:
-            producer = aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
-            await producer.start()
-            return producer
-
-        self.inner = self.runner.run(start())
-
-    def send(self, topic: str, value: bytes) -> None:
-        self.runner.run(self.inner.begin_transaction())
-        self.runner.run(self.inner.send_and_wait(topic, value, partition=0))
-
-    def commit(self) -> None:
-        self.runner.run(self.inner.commit_transaction())
-
-    def abort(self) -> None:
-        self.runner.run(self.inner.abort_transaction())
-
-    def close(self) -> None:
-        self.runner.run(self.inner.stop())
-        self.runner.close()
-
-
 @pytest.mark.parametrize(
-    ("made", "version", "raised", "goes_on"),
+    ("library", "version", "raised", "goes_on"),
     [
-        (_KafkaPython, 3, "Unhandled error in EndTxnResponse: [Error 59]", False),
-        (_Aiokafka, 0, "Unexpected error during batch delivery", False),
-        (_Confluent, 1, "UNKNOWN_PRODUCER_ID", True),
+        ("kafka-python", 3, "Unhandled error in EndTxnResponse: [Error 59]", False),
+        ("aiokafka", 0, "Unexpected error during batch delivery", False),
+        ("confluent-kafka", 1, "UNKNOWN_PRODUCER_ID", True),
     ],
-    ids=["kafka-python", "aiokafka", "confluent-kafka"],
+    ids=LIBRARIES,
 )
 def test_refused_commit_outcome_of_other_producers(  # noqa: PLR0917
-    made: Any,
+    library: str,
     version: int,
     raised: str,
     goes_on: bool,
@@ -496,9 +428,15 @@ def test_refused_commit_outcome_of_other_producers(  # noqa: PLR0917
     topic: str,
     committed: Committed,
 ) -> None:
-    client = made(own_proxy.bootstrap, f"{topic}-w")
-    with closing(client):
-        client.send(topic, b"no")
+    def send(client: Producer, value: str) -> None:
+        client.begin()
+        client.send(topic, value).result(PATIENCE_SECONDS)
+
+    def started() -> Producer:
+        return start(library, None, own_proxy.bootstrap, transactional_id=f"{topic}-w")
+
+    with closing(started()) as client:
+        send(client, "no")
         refused = pipe.add(refuse_commit())
         with pytest.raises(Exception, match=re.escape(raised)) as refusal:
             client.commit()
@@ -506,13 +444,13 @@ def test_refused_commit_outcome_of_other_producers(  # noqa: PLR0917
         if goes_on:
             assert refusal.value.args[0].txn_requires_abort()
             client.abort()
-            client.send(topic, b"yes")
+            send(client, "yes")
             client.commit()
         else:
             with pytest.raises((KafkaError, AssertionError)):  # aiokafka raises AssertionError for its internal states
                 client.abort()
-    with closing(made(own_proxy.bootstrap, f"{topic}-w")) as another:
-        another.send(topic, b"another")
+    with closing(started()) as another:
+        send(another, "another")
         another.commit()
     assert committed()[0] == ([b"yes", b"another"] if goes_on else [b"another"])
 

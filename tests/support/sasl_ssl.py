@@ -143,6 +143,10 @@ mechanism = "{mechanism}"
     def trusting(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(self.authority.file))
 
+    def login(self, client: str, user: str, mechanism: str = "PLAIN") -> Mapping[str, Any]:
+        of = {"java": self.java, "kafka-python": self.kafka_python, "aiokafka": self.aiokafka}
+        return of.get(client, self.confluent)(user, mechanism)
+
     def kafka_python(self, user: str, mechanism: str = "PLAIN") -> dict[str, Any]:
         return {
             "security_protocol": "SASL_SSL",
