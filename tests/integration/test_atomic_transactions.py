@@ -20,7 +20,7 @@ from tests.support.fixtures import kafka_fixture, proxies_fixture
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess, blocked_by
 from tests.support.raw import Connection, Log, batch
 from tests.support.stopping_validator import Stops
-from tests.support.transactions import Transactional, abort_as_an_admin, committed, transaction_state
+from tests.support.transactions import Transactional, abort_as_an_admin, committed, end_request, transaction_state
 
 pytestmark = pytest.mark.kafka
 
@@ -294,9 +294,7 @@ def test_an_end_that_lies(protocol: int, stage: Stage) -> None:
         producer = transactional.producer
 
         def end(name: str, epoch: int, version: int) -> int:
-            request = EndTxnRequest(
-                transactional_id=name, producer_id=producer.id, producer_epoch=epoch, committed=True
-            )
+            request = end_request(name, producer._replace(epoch=epoch), commit=True)
             return int(transactional.connection.query(request, version).error_code)
 
         for version in (0, 1, 2, 3, 4, 5):
@@ -335,12 +333,7 @@ def test_commit_waits_while_kafka_cannot_be_queried(retry_seconds: float, stage:
         begin(transactional, topic)
         assert transactional.append(topic, b"a", expected=2).error_code == OK
         producer = transactional.producer
-        request = EndTxnRequest(
-            transactional_id=transactional.name,
-            producer_id=producer.id,
-            producer_epoch=producer.epoch,
-            committed=True,
-        )
+        request = end_request(transactional.name, producer, commit=True)
         stage.cluster.pause(1)
         try:
             retry_until = time.monotonic() + retry_seconds
@@ -368,12 +361,7 @@ def test_commit_from_a_paused_proxy_ends_nothing(protocol: int, stage: Stage) ->
         begin(transactional, topic)
         assert transactional.append(topic, b"a", expected=2).error_code == OK
         producer = transactional.producer
-        late = EndTxnRequest(
-            transactional_id=transactional.name,
-            producer_id=producer.id,
-            producer_epoch=producer.epoch,
-            committed=True,
-        )
+        late = end_request(transactional.name, producer, commit=True)
         stage.proxy.pause()
         try:
             transactional.connection.send(late, 3)
@@ -423,10 +411,7 @@ def test_commit_through_another_proxy_during_validation_succeeds(stage: Stage, t
             seconds=PATIENCE_SECONDS,
         )
         assert transactional.append(topic, b"a", expected=3).error_code == OK
-        identity = transactional.producer
-        again = EndTxnRequest(
-            transactional_id=transactional.name, producer_id=identity.id, producer_epoch=identity.epoch, committed=True
-        )
+        again = end_request(transactional.name, transactional.producer, commit=True)
         with Connection(validating.bootstrap) as second, Stops(stops, "producers:before") as stopped:
             second.send(again, 5)
             stopped.await_reached(transactional.name)

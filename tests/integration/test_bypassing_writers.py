@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
 from tests.kit.waiting import until
 from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, final_answer, produce_request
+from tests.support.transactions import add_request, added, end_request
 
 pytestmark = pytest.mark.kafka
 
@@ -390,26 +390,12 @@ def test_bypassing_transaction_moves_the_expected_offset(  # noqa: PLR0917
 
 
 def begin(client: Connection, topic: str, name: str, producer: Producer) -> None:
-    added = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[0])
-    request = AddPartitionsToTxnRequest(
-        v3_and_below_transactional_id=name,
-        v3_and_below_producer_id=producer.id,
-        v3_and_below_producer_epoch=producer.epoch,
-        v3_and_below_topics=[added],
-    )
-    until(
-        lambda: (
-            client.query(request, 3).results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code == OK
-        ),
-        "the transaction to begin",
-    )
+    request = add_request(name, producer, {topic: [0]})
+    until(lambda: added(client.query(request, 3)) == {(topic, 0): OK}, "the transaction to begin")
 
 
 def end(client: Connection, name: str, producer: Producer, *, commit: bool) -> None:
-    request = EndTxnRequest(
-        transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
-    )
-    assert client.query(request, 3).error_code == OK
+    assert client.query(end_request(name, producer, commit=commit), 3).error_code == OK
 
 
 # --- all of these concurrently ----------------------------------------------------------------------------------------

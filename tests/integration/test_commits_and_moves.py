@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 from kafka.protocol.metadata import FindCoordinatorRequest
-from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
 from fencepost_proxy.types import Address
 from tests.kit.stage import NODES, PATIENCE_SECONDS
@@ -31,7 +30,7 @@ from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Producer, batch, produce_request
 from tests.support.stopping_validator import Stops
 from tests.support.three_brokers import FENCED, Stage3, leaders_listener
-from tests.support.transactions import committed, transaction_state
+from tests.support.transactions import add_request, added, committed, end_request, init_request, transaction_state
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
 
@@ -166,21 +165,13 @@ class Stage:
         return until(queried, f"the coordinator of {name}", seconds=PATIENCE_SECONDS)
 
     def begin(self, story: Story) -> None:
-        init = InitProducerIdRequest(
-            transactional_id=story.name, transaction_timeout_ms=story.timeout_ms, producer_id=-1, producer_epoch=-1
-        )
+        init = init_request(story.name, story.timeout_ms)
         answer = self.query_coordinator(story.name, init, 4, lambda found: int(found.error_code))
         assert answer.error_code == OK, answer
         story.producer = Producer(answer.producer_id, answer.producer_epoch, 0)
         if story.protocol == 1:
-            topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
-            add = AddPartitionsToTxnRequest(
-                v3_and_below_transactional_id=story.name,
-                v3_and_below_producer_id=story.producer.id,
-                v3_and_below_producer_epoch=story.producer.epoch,
-                v3_and_below_topics=[topic(name=each, partitions=[story.partition]) for each in self.topics],
-            )
-            self.query_coordinator(story.name, add, 3, lambda found: max(_added(found)))
+            add = add_request(story.name, story.producer, {each: [story.partition] for each in self.topics})
+            self.query_coordinator(story.name, add, 3, lambda found: max(added(found).values()))
 
     def append(self, story: Story, topic: str, value: bytes, expected: int, proxy: ProxyProcess | None) -> int:
         records = batch(value, expected=expected, producer=story.producer, transactional=True)
@@ -199,18 +190,9 @@ class Stage:
 
     def end(self, story: Story, *, commit: bool) -> int:
         """Through the validating proxy."""
-        request, version = self._end_txn(story, commit=commit), 5 if story.protocol == 2 else 3
+        request, version = end_request(story.name, story.producer, commit=commit), 5 if story.protocol == 2 else 3
         answer = self.query_coordinator(story.name, request, version, lambda found: int(found.error_code), self.proxy)
         return int(answer.error_code)
-
-    @staticmethod
-    def _end_txn(story: Story, *, commit: bool) -> Any:
-        return EndTxnRequest(
-            transactional_id=story.name,
-            producer_id=story.producer.id,
-            producer_epoch=story.producer.epoch,
-            committed=commit,
-        )
 
     # ---- one transaction
 
@@ -253,7 +235,8 @@ class Stage:
         with Connection(self.proxy.bootstrap) as connection:
             (found,) = connection.query(find, 4).coordinators
         with Connection(f"{found.host}:{found.port}") as connection:
-            connection.send(self._end_txn(story, commit=True), 5 if story.protocol == 2 else 3)
+            request = end_request(story.name, story.producer, commit=True)
+            connection.send(request, 5 if story.protocol == 2 else 3)
             until((self.stops / f"reached-{story.name}").exists, "validation of its commit")
 
     def _committed_by(self, process: Process, name: str) -> str:
@@ -295,14 +278,6 @@ class Stage:
 
             until(appended, f"{topic}-{partition} to go on", seconds=PATIENCE_SECONDS)
             self.visible[topic, partition].append(value)
-
-
-def _added(answer: Any) -> list[int]:
-    return [
-        each.partition_error_code
-        for topic in answer.results_by_topic_v3_and_below
-        for each in topic.results_by_partition
-    ]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from kafka.protocol.metadata import FindCoordinatorRequest
-from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
 
 from fencepost_proxy.types import Address
 from tests.kit.stage import NODES
@@ -27,7 +26,7 @@ from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import CHECKED_BY_NAME, ProxyProcess
 from tests.support.raw import Answer, Connection, Producer, batch, produce_request
 from tests.support.three_brokers import LIMITS
-from tests.support.transactions import Transactional, abort_as_an_admin
+from tests.support.transactions import Transactional, abort_as_an_admin, end_request, init_request
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 
@@ -235,9 +234,7 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff, old: boo
         with Connection(address) as client:
             return client.query(request, version)
 
-    init = InitProducerIdRequest(
-        transactional_id=name, transaction_timeout_ms=300_000, producer_id=-1, producer_epoch=-1
-    )
+    init = init_request(name, 300_000)
     found = retried(lambda: at(kafka.wire(node), init, 4), lambda answer: int(answer.error_code))
     producer = Producer(found.producer_id, found.producer_epoch, 0)
 
@@ -256,9 +253,7 @@ def test_proxy_using_old_leader_refuses_invalid_commit(cut_off: CutOff, old: boo
         assert reported.error_code == code, reported
 
     # Then the other proxy refuses the commit.
-    commit = EndTxnRequest(
-        transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=True
-    )
+    commit = end_request(name, producer, commit=True)
     address = f"127.0.0.1:{believing.port + 1 + node}"
     reported = retried(lambda: at(address, commit, 5), lambda answer: int(answer.error_code))
     assert reported.error_code == ABORTABLE

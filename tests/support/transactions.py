@@ -19,6 +19,29 @@ _PATIENCE_SECONDS = 60.0
 _WRITE_TXN_MARKERS, _DESCRIBE_PRODUCERS, _DESCRIBE_TRANSACTIONS, _UPDATE_FEATURES = 27, 61, 65, 57
 
 
+def init_request(name: str, timeout_ms: int) -> Any:
+    return InitProducerIdRequest(
+        transactional_id=name, transaction_timeout_ms=timeout_ms, producer_id=-1, producer_epoch=-1
+    )
+
+
+def add_request(name: str, producer: Producer, partitions: Mapping[str, Sequence[int]]) -> Any:
+    """For version 3."""
+    topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+    return AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=name,
+        v3_and_below_producer_id=producer.id,
+        v3_and_below_producer_epoch=producer.epoch,
+        v3_and_below_topics=[topic(name=each, partitions=list(found)) for each, found in partitions.items()],
+    )
+
+
+def end_request(name: str, producer: Producer, *, commit: bool) -> Any:
+    return EndTxnRequest(
+        transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
+    )
+
+
 class Transactional:
     """`protocol` 1: partitions are added before they are written to. 2: by the first write (KIP-890).
 
@@ -45,9 +68,7 @@ class Transactional:
 
     def init(self) -> None:
         """Also ends an open transaction of an earlier instance with this name."""
-        request = InitProducerIdRequest(
-            transactional_id=self.name, transaction_timeout_ms=self.timeout_ms, producer_id=-1, producer_epoch=-1
-        )
+        request = init_request(self.name, self.timeout_ms)
         answer = self._until_done(request, 4, lambda found: found.error_code)
         assert answer.error_code == OK, answer
         self.producer = Producer(answer.producer_id, answer.producer_epoch, 0)
@@ -55,15 +76,9 @@ class Transactional:
 
     def add(self, partitions: Mapping[str, Sequence[int]]) -> dict[tuple[str, int], int]:
         """AddPartitionsToTxn (v1): the error code of each partition."""
-        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
-        request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=self.name,
-            v3_and_below_producer_id=self.producer.id,
-            v3_and_below_producer_epoch=self.producer.epoch,
-            v3_and_below_topics=[topic(name=name, partitions=list(found)) for name, found in partitions.items()],
-        )
-        answer = self._until_done(request, 3, lambda found: max(_added(found).values()))
-        return _added(answer)
+        request = add_request(self.name, self.producer, partitions)
+        answer = self._until_done(request, 3, lambda found: max(added(found).values()))
+        return added(answer)
 
     def begin(self, *topics: str) -> None:
         """Begin a transaction that may write to partition 0 of these topics."""
@@ -113,12 +128,7 @@ class Transactional:
     def end(self, *, commit: bool) -> int:
         """The error code of EndTxn. The markers appear later."""
         version = 5 if self.protocol == 2 else 3
-        request = EndTxnRequest(
-            transactional_id=self.name,
-            producer_id=self.producer.id,
-            producer_epoch=self.producer.epoch,
-            committed=commit,
-        )
+        request = end_request(self.name, self.producer, commit=commit)
         answer = self._until_done(request, version, lambda found: found.error_code)
         if self.protocol == 2 and answer.error_code == OK:
             # Every transaction has a different epoch.
@@ -134,7 +144,7 @@ class Transactional:
         return until(queried, "the transaction coordinator", seconds=_PATIENCE_SECONDS)
 
 
-def _added(answer: Any) -> dict[tuple[str, int], int]:
+def added(answer: Any) -> dict[tuple[str, int], int]:
     return {
         (topic.name, partition.partition_index): partition.partition_error_code
         for topic in answer.results_by_topic_v3_and_below
