@@ -33,7 +33,6 @@ from tests.support.writers import (
     Ledger,
     Load,
     append_at_the_end,
-    expected_of,
     offsets,
     under_load,
     value_of,
@@ -158,9 +157,7 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3:
                 zombie.pause()
             try:
                 for i in range(4):
-                    value = value_of(f"rival{i}", run, end + i)
-                    ledger.sent(value)
-                    ledger.note(value, rival.append(topic, batch(value, expected=end + i)))
+                    ledger.append(rival, value_of(f"rival{i}", run, end + i))
                 if where != "unread by it":
                     held.release()
             finally:
@@ -172,13 +169,9 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, fenced: bool, stage3:
                 if fenced:
                     ledger.note(value, answer)
         stage3.pipes[1].forget_faults()
-    misplaced = [
-        value
-        for value, offset in offsets(stage3.log.batches(topic)).items()
-        if expected_of(value) not in (None, offset)
-    ]
+    misplaced = ledger.misplaced(stage3.log)
     title = "fenced" if fenced else "not fenced"
-    say(f"{where}, {title}: {runs} runs, {len(misplaced)} at a wrong offset; the zombie's clients got {codes}")
+    say(f"{where}, {title}: {runs} runs, {misplaced} at a wrong offset; the zombie's clients got {codes}")
     if fenced:
         assert OK not in codes
         ledger.check(stage3.log)

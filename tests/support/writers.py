@@ -141,8 +141,10 @@ class Ledger(History):
         if self.topics[self.name].mode == "required":
             check_fences(log.batches(self.name))
 
-    def misplaced(self) -> int:
-        """Records at another offset than expected, by the log that `check` has read."""
+    def misplaced(self, log: Log | None = None) -> int:
+        """Records at another offset than expected, by this log, or the one that `check` has read."""
+        if log is not None:
+            self.read_log(log, self.name)
         entries = self.logs[self.name, 0]
         return sum(expected_of((each.id or "").encode()) not in (None, each.offset) for each in entries)
 
