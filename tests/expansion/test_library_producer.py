@@ -10,12 +10,13 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient
 
 import fencepost
 from fencepost import CheckIsOffError, PartitionExpansion
 from fencepost._partitioning import Partitioner, crc32, murmur2
 from tests.expansion.test_library_consumer import create, expand
+from tests.kit import reading
 from tests.kit.producers import ORDERED, failures, ordered, start
 from tests.support.clients import LIBRARIES
 from tests.support.proxy import ProxyProcess
@@ -34,15 +35,10 @@ def topic(growing: ProxyProcess, unique_topic: Callable[..., str]) -> str:
 
 def read(proxy: ProxyProcess, topic: str, count: int) -> dict[int, list[tuple[str, int]]]:
     """Partition → (key, value) of all its records."""
-    with closing(KafkaConsumer(bootstrap_servers=proxy.bootstrap, auto_offset_reset="earliest")) as consumer:
-        tps = [TopicPartition(topic, partition) for partition in range(count)]
-        consumer.assign(tps)
-        ends = consumer.end_offsets(tps)
-        found: dict[int, list[tuple[str, int]]] = {partition: [] for partition in range(count)}
-        while any(consumer.position(tp) < ends[tp] for tp in tps):
-            for tp, records in consumer.poll(500).items():
-                found[tp.partition] += [(r.key.decode(), int(r.value)) for r in records]
-        return found
+    found: dict[int, list[tuple[str, int]]] = {partition: [] for partition in range(count)}
+    for message in reading.read(proxy.bootstrap, *((topic, partition) for partition in found)):
+        found[message.partition()].append((message.key().decode(), int(message.value())))
+    return found
 
 
 def in_order(

@@ -21,6 +21,7 @@ from kafka.admin import NewTopic
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.kit.producers import start
+from tests.kit.reading import read
 from tests.kit.waiting import until
 from tests.support.clients import LIBRARIES
 from tests.support.fixtures import kafka_fixture, proxy_fixture
@@ -74,17 +75,7 @@ class Clients:
 
     def read(self) -> int:
         """The number of records that a new consumer reads through the proxy."""
-        partitions = [kafka_python.TopicPartition(self.topic, partition) for partition in range(3)]
-        consumer = kafka_python.KafkaConsumer(bootstrap_servers=self._bootstrap, auto_offset_reset="earliest")
-        try:
-            consumer.assign(partitions)
-            ends = consumer.end_offsets(partitions)
-            count = 0
-            while any(consumer.position(each) < ends[each] for each in partitions):
-                count += sum(map(len, consumer.poll(500).values()))
-            return count
-        finally:
-            consumer.close()
+        return sum(1 for _ in read(self._bootstrap, *((self.topic, partition) for partition in range(3))))
 
     def close(self) -> None:
         for producer in self._producers:

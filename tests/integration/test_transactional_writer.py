@@ -46,6 +46,7 @@ from fencepost_proxy.types import Address
 from tests.kit.fault_proxy import Cut, Direction, FaultProxy
 from tests.kit.producers import Producer, start
 from tests.kit.waiting import until
+from tests.support import transactions
 from tests.support.clients import LIBRARIES
 from tests.support.endings import END_TXN, commits, refuse_commit, version_of
 from tests.support.kafka import kafka_version, running_kafka
@@ -172,30 +173,15 @@ class Committed:
 
     def __call__(self) -> list[list[bytes]]:
         until(self._all_ended, "the markers", seconds=PATIENCE_SECONDS)
-        return [self._values(partition) for partition in (0, 1)]
+        return list(transactions.committed(self._kafka.bootstrap, (self._topic, 0), (self._topic, 1)).values())
 
     def _all_ended(self) -> bool:
         with closing(self._consumer("read_committed")) as stable, closing(self._consumer("read_uncommitted")) as high:
             tps = [TopicPartition(self._topic, partition) for partition in (0, 1)]
             return bool(stable.end_offsets(tps) == high.end_offsets(tps))
 
-    def _values(self, partition: int) -> list[bytes]:
-        tp = TopicPartition(self._topic, partition)
-        with closing(self._consumer("read_committed")) as consumer:
-            consumer.assign([tp])
-            consumer.seek_to_beginning(tp)
-            end, found = consumer.end_offsets([tp])[tp], []
-            while consumer.position(tp) < end:
-                found += [record.value for record in consumer.poll(500).get(tp, [])]
-            return found
-
     def _consumer(self, isolation: str) -> Any:
-        return KafkaConsumer(
-            bootstrap_servers=self._kafka.bootstrap,
-            isolation_level=isolation,
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-        )
+        return KafkaConsumer(bootstrap_servers=self._kafka.bootstrap, isolation_level=isolation)
 
 
 @pytest.fixture

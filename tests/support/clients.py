@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from typing import Any, Protocol, TypeVar
 
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewTopic
 
 import fencepost.aiokafka
@@ -16,6 +16,9 @@ import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import LogRecord, Record, RetryPolicy
 from tests.kit import producers
+from tests.kit.reading import read
+from tests.kit.waiting import until
+from tests.support.raw import Log as RawLog
 
 T = TypeVar("T")
 WAIT_SECONDS = 90.0
@@ -23,54 +26,30 @@ WAIT_SECONDS = 90.0
 
 def create_topic(bootstrap: str, topic: str, check: str | None = None, *, partitions: int = 1, **configs: str) -> str:
     """`check`: value of fencepost.check.expected.offsets (through a proxy)."""
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
-    try:
+    with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
         admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
         # The broker that returns the topic's configs learns of it shortly after the controller.
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-        give_up = time.monotonic() + WAIT_SECONDS
-        while not admin.describe_configs([resource], config_filter="all")["topic"][topic]:
-            assert time.monotonic() < give_up, f"{topic} did not appear"
-            time.sleep(0.05)
-    finally:
-        admin.close()
+        until(lambda: admin.describe_configs([resource], config_filter="all")["topic"][topic], f"{topic} to appear")
     if check is not None:
         set_check(bootstrap, topic, check)
     return topic
 
 
 def set_check(bootstrap: str, topic: str, check: str) -> None:
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
-    try:
+    with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
         change = {"fencepost.check.expected.offsets": (AlterConfigOp.SET, check)}
         admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, change)])
-    finally:
-        admin.close()
 
 
 def read_all(bootstrap: str, topic: str, partition: int = 0) -> list[tuple[int, bytes]]:
     """(offset, value) of every record, as a consumer gets them."""
-    tp = TopicPartition(topic, partition)
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
-    try:
-        consumer.assign([tp])
-        consumer.seek_to_beginning(tp)
-        end = consumer.end_offsets([tp])[tp]
-        found: list[tuple[int, bytes]] = []
-        while consumer.position(tp) < end:
-            found += [(r.offset, r.value) for r in consumer.poll(500).get(tp, [])]
-        return found
-    finally:
-        consumer.close()
+    found = read(bootstrap, (topic, partition), isolation="read_uncommitted")
+    return [(message.offset(), message.value()) for message in found]
 
 
-def log_end(bootstrap: str, topic: str, partition: int = 0) -> int:
-    tp = TopicPartition(topic, partition)
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap)
-    try:
-        return int(consumer.end_offsets([tp])[tp])
-    finally:
-        consumer.close()
+def log_end(bootstrap: str, topic: str) -> int:
+    return RawLog(bootstrap).end(topic)
 
 
 class Outcome:

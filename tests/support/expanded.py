@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from uuid import UUID, uuid4
 
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewPartitions, NewTopic
 
 from fencepost_proxy.expansion.history import Expansion, encode_done, encode_expansion
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset
 from fencepost_proxy.wire.state_records import StateRecord
 from tests.kit.waiting import until
+from tests.support.raw import Log
 
 STATE_TOPIC = "__fencepost_state"
 
@@ -25,51 +27,31 @@ class ExpandedTopic:
     ) -> None:
         self.kafka, self.proxy, self.name = kafka, proxy, name
         self.count = partitions
-        admin = KafkaAdminClient(bootstrap_servers=kafka)
-        try:
+        with closing(KafkaAdminClient(bootstrap_servers=kafka)) as admin:
             admin.create_topics([NewTopic(name, partitions, replicas, topic_configs=configs)])
             until(lambda: self._partitions(admin) == partitions, f"{name} did not appear")
             self.topic_id = UUID(str(admin.describe_topics([name])[0]["topic_id"]))
-        finally:
-            admin.close()
-        through = KafkaAdminClient(bootstrap_servers=proxy)
-        try:
+        with closing(KafkaAdminClient(bootstrap_servers=proxy)) as through:
             change = {"fencepost.ordered.partition.expansion": (AlterConfigOp.SET, "any")}
             through.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, change)])
-        finally:
-            through.close()
 
     def _partitions(self, admin: KafkaAdminClient) -> int:
         return len(admin.describe_topics([self.name])[0]["partitions"])
 
     def write(self, partition: int, count: int, *, key: str = "k") -> None:
-        producer = KafkaProducer(bootstrap_servers=self.kafka, linger_ms=50)
-        try:
+        with closing(KafkaProducer(bootstrap_servers=self.kafka, linger_ms=50)) as producer:
             begin = self.end(partition)
             for number in range(begin, begin + count):
                 value = f"v{number}".encode()
                 producer.send(self.name, key=f"{key}{partition}".encode(), value=value, partition=partition)
             producer.flush()
-        finally:
-            producer.close()
 
     def end(self, partition: int) -> int:
-        consumer = KafkaConsumer(bootstrap_servers=self.kafka)
-        try:
-            tp = TopicPartition(self.name, partition)
-            return int(consumer.end_offsets([tp])[tp])
-        finally:
-            consumer.close()
+        return Log(self.kafka).end(self.name, partition)
 
     def expand(self, to: int) -> None:
         """Expand through the proxy. On return, the new partitions accept appends."""
-        admin = KafkaAdminClient(bootstrap_servers=self.proxy)
-        try:
-            admin.create_partitions({self.name: NewPartitions(to)})
-        finally:
-            admin.close()
-        self.count = to
-        self._await(to)
+        self._add_partitions(self.proxy, to)
 
     def expand_by_hand(self, to: int, *, thresholds: Sequence[int]) -> None:
         """Store an expansion with arbitrary thresholds, without the procedure that determines them."""
@@ -79,27 +61,18 @@ class ExpandedTopic:
         epochs = [LeaderEpoch(0)] * len(ends)
         done = encode_done(expansion, uuid4(), thresholds=ends, epochs=epochs, at_ms=now_ms, blocked_ms=0)
         self._store(encode_expansion(expansion), done)
-        admin = KafkaAdminClient(bootstrap_servers=self.kafka)
-        try:
-            admin.create_partitions({self.name: NewPartitions(to)})
-        finally:
-            admin.close()
-        self.count = to
-        self._await(to)
+        self._add_partitions(self.kafka, to)
 
-    def _await(self, count: int) -> None:
-        admin = KafkaAdminClient(bootstrap_servers=self.kafka)
-        try:
-            until(lambda: self._partitions(admin) == count, f"{self.name} has not {count} partitions")
-        finally:
-            admin.close()
+    def _add_partitions(self, address: str, to: int) -> None:
+        with closing(KafkaAdminClient(bootstrap_servers=address)) as admin:
+            admin.create_partitions({self.name: NewPartitions(to)})
+        self.count = to
+        with closing(KafkaAdminClient(bootstrap_servers=self.kafka)) as admin:
+            until(lambda: self._partitions(admin) == to, f"{self.name} has not {to} partitions")
 
     def _store(self, *records: StateRecord) -> None:
         """Store the records in one batch, so that no reader observes an incomplete expansion."""
-        producer = KafkaProducer(bootstrap_servers=self.kafka, linger_ms=500)
-        try:
+        with closing(KafkaProducer(bootstrap_servers=self.kafka, linger_ms=500)) as producer:
             sent = [producer.send(STATE_TOPIC, key=each.key, value=each.value, partition=0) for each in records]
             for each in sent:
                 each.get(30)
-        finally:
-            producer.close()
