@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import confluent_kafka
@@ -27,7 +27,7 @@ from tests.kit.java import JavaError
 from tests.kit.threads import Worker
 from tests.support.keyed import Keyed
 
-INVALID_PARTITIONS = 37
+T = TypeVar("T")
 #: (key, count) → partition.
 Place = Callable[[str, int], int]
 _PAUSE_SECONDS = 0.05
@@ -49,6 +49,18 @@ class Work:
     count: int
     keys: int
     rounds_per_second: float
+
+
+def _patiently(call: Callable[[], T], is_temporary: Callable[[Exception], bool] = lambda error: True) -> T:
+    """Repeat the call after temporary errors of a client: brokers and proxies may be down."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return call()
+        except (KafkaPythonError, AiokafkaError, confluent_kafka.KafkaException) as error:
+            if not is_temporary(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
 
 
 class Writer(Worker):
@@ -93,16 +105,8 @@ class Writer(Worker):
         raise NotImplementedError
 
     def _learn_count(self, client: Any) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                self._count = len(client.list_topics(self._topic, 10).topics[self._topic].partitions)
-                return
-            except confluent_kafka.KafkaException:
-                # A refusal for the partition count closes a client's connection.
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(_PAUSE_SECONDS)
+        # A refusal for the partition count closes a client's connection.
+        self._count = _patiently(lambda: len(client.list_topics(self._topic, 10).topics[self._topic].partitions))
 
     def _header(self) -> list[tuple[str, str | bytes | None]]:
         return [("fencepost-partition-count", b"%d" % self._count)]
@@ -238,14 +242,7 @@ class Library(Writer):
 
     def _send(self, key: str, value: str) -> Future[producers.Placed]:
         """The library checks now and then whether the check is still on. It sends nothing while it cannot."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                return self._producer.send(self._topic, value, key=key, partition=None)
-            except (KafkaPythonError, AiokafkaError, confluent_kafka.KafkaException):
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(_PAUSE_SECONDS)
+        return _patiently(lambda: self._producer.send(self._topic, value, key=key, partition=None))
 
 
 class Transactional(Declared):
@@ -278,15 +275,7 @@ class Transactional(Declared):
         return dict.fromkeys(keys, next(filter(None, outcomes.values()), "aborted"))
 
     def _again(self, call: Callable[[], None]) -> None:
-        """Repeat the call until it has an outcome, because brokers may be down."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                return call()
-            except confluent_kafka.KafkaException as error:
-                if not error.args[0].retriable() or time.monotonic() >= deadline:
-                    raise
-                time.sleep(_PAUSE_SECONDS)
+        _patiently(call, lambda error: error.args[0].retriable())
 
 
 WRITERS: dict[str, Callable[[Work], Writer]] = {
