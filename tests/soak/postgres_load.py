@@ -8,21 +8,19 @@ the topic once and in order. Exit status 1: it is not. After `--minutes`, it che
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fencepost.kafka_python import LogReader
 from fencepost_dev.cluster import KafkaCluster
+from tests.kit.campaigns import Campaign, campaign, leave
 from tests.support import clients
 from tests.support.docs import ROOT
 from tests.support.postgres import Postgres, missing_program, postgres_server
@@ -196,29 +194,30 @@ def _compare(stage: Stage, changes: Changes, result: Result) -> None:
             result.problems.append(f"id {of}: {len(changes.expected[of])} changes, {len(found[of])} records")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.soak.postgres_load")
-    parser.add_argument("--changes", type=int, default=1_000_000)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=50.0)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
-    options = parser.parse_args()
+ARGUMENTS = {
+    "--changes": {"type": int, "default": 1_000_000},
+    "--kills": {"type": int, "default": 100},
+    "--minutes": {"type": float, "default": 50.0},
+    "--seed": {"type": int, "default": random.randrange(1 << 31)},
+}
+
+
+def prove(this: Campaign) -> bool:
+    options = this.options
     if (missing := missing_program()) is not None:
-        parser.error(f"needs PostgreSQL's {missing} in the PATH")
+        raise SystemExit(f"needs PostgreSQL's {missing} in the PATH")
     plan = Plan(options.changes, options.kills, options.minutes * 60, options.seed)
     print(f"seed {plan.seed}", flush=True)
     with (
-        tempfile.TemporaryDirectory() as directory,
         KafkaCluster() as kafka,
-        ProxyProcess(kafka.bootstrap, Path(directory), config=CHECKED_BY_NAME, port=free_proxy_port()) as proxy,
+        ProxyProcess(kafka.bootstrap, this.directory, config=CHECKED_BY_NAME, port=free_proxy_port()) as proxy,
         postgres_server() as postgres,
     ):
         topic = clients.create_topic(proxy.bootstrap, "required-load", partitions=PARTITIONS)
         result = load_under_kills(plan, Stage(postgres, proxy, kafka, topic))
-    for line in result.table():
-        print(line)
-    return 1 if result.problems else 0
+    print("\n".join(result.table()))
+    return not result.problems
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(campaign("soak.postgres_load", prove, ARGUMENTS))
