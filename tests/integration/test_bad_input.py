@@ -9,7 +9,6 @@ import contextlib
 import random
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import APIS, Handling
+from tests.kit.threads import Worker
 from tests.kit.waiting import until
 from tests.support.batches import batch
 from tests.support.fixtures import proxy_fixture
@@ -102,38 +102,29 @@ def _produce(topic: str, *values: bytes, acks: int = 1) -> Fields:
     return {"Acks": acks, "TimeoutMs": 5_000, "TopicData": [{"Name": topic, "PartitionData": data}]}
 
 
-class Neighbour(threading.Thread):
+class Neighbour(Worker):
     """A well-behaved client on one connection. It repeats Metadata, Produce and ListOffsets."""
 
     def __init__(self, address: Address, topic: str) -> None:
-        super().__init__(daemon=True)
+        super().__init__("the neighbour")
         self._address, self._topic = address, topic
-        self._stop_it = threading.Event()
         self.rounds = 0
-        self.failure: BaseException | None = None
 
-    def run(self) -> None:
-        try:
-            with RawConnection(self._address, 60.0) as connection:
-                while not self._stop_it.is_set():
-                    assert connection.query(METADATA, 9, {"Topics": [{"Name": self._topic}]})["Brokers"]
-                    response = connection.query(PRODUCE, 9, _produce(self._topic, b"mine"))
-                    (result,) = response["Responses"][0]["PartitionResponses"]
-                    assert (result["ErrorCode"], result["BaseOffset"]) == (0, self.rounds)
-                    assert _log_end(connection, self._topic) == self.rounds + 1
-                    self.rounds += 1
-                    time.sleep(0.01)
-        except BaseException as failure:
-            self.failure = failure
+    def work(self) -> None:
+        with RawConnection(self._address, 60.0) as connection:
+            while not self.over.is_set():
+                assert connection.query(METADATA, 9, {"Topics": [{"Name": self._topic}]})["Brokers"]
+                response = connection.query(PRODUCE, 9, _produce(self._topic, b"mine"))
+                (result,) = response["Responses"][0]["PartitionResponses"]
+                assert (result["ErrorCode"], result["BaseOffset"]) == (0, self.rounds)
+                assert _log_end(connection, self._topic) == self.rounds + 1
+                self.rounds += 1
+                time.sleep(0.01)
 
     def await_rounds(self, count: int) -> None:
         goal = self.rounds + count
-        until(lambda: self.rounds >= goal or self.failure is not None, "responses to the neighbour")
-        assert self.failure is None, repr(self.failure)
-
-    def stop(self) -> None:
-        self._stop_it.set()
-        self.join(10)
+        until(lambda: self.rounds >= goal or self.error is not None, "responses to the neighbour")
+        self.raise_error()
 
 
 @pytest.fixture
@@ -149,7 +140,7 @@ def neighbour(
         beside.await_rounds(10)
     finally:
         beside.stop()
-    assert beside.failure is None, repr(beside.failure)
+        beside.join(60)
 
 
 @contextlib.contextmanager

@@ -10,12 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from fencepost_dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
+from tests.kit.threads import working
 from tests.support.batches import batch, expecting
 from tests.support.clients import read_all
 from tests.support.crowd import KINDS
@@ -103,33 +105,18 @@ class Good:
             self._connection.socket.close()
 
 
-class Watch(threading.Thread):
+@dataclass
+class Watch:
     """Maximum memory and sockets of a process."""
 
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self._pid = pid
-        self._over = threading.Event()
-        self.rss_bytes_max = self.sockets_max = 0
+    pid: int
+    rss_bytes_max: int = 0
+    sockets_max: int = 0
 
-    def run(self) -> None:
-        while not self._over.wait(0.1):
-            self.rss_bytes_max = max(self.rss_bytes_max, rss_bytes(self._pid))
-            self.sockets_max = max(self.sockets_max, sockets(self._pid))
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
-
-
-@contextmanager
-def watching(pid: int) -> Iterator[Watch]:
-    watch = Watch(pid)
-    watch.start()
-    try:
-        yield watch
-    finally:
-        watch.stop()
+    def run(self, over: threading.Event) -> None:
+        while not over.wait(0.1):
+            self.rss_bytes_max = max(self.rss_bytes_max, rss_bytes(self.pid))
+            self.sockets_max = max(self.sockets_max, sockets(self.pid))
 
 
 def rss_bytes(pid: int) -> int:
@@ -224,7 +211,8 @@ def test_good_client_is_unaffected_by_thousand_misbehaving_ones(
         alone = good.take_times()
         again_alone, good.again = good.again, Counter()
         rss_before, sockets_before = rss_bytes(proxy.pid), sockets(proxy.pid)
-        with watching(proxy.pid) as watch, crowd(listener, plain, checked_topic) as came:
+        watch = Watch(proxy.pid)
+        with working(watch.run), crowd(listener, plain, checked_topic) as came:
             over = time.monotonic() + BESIDE_SECONDS
             while time.monotonic() < over or len(good.seconds) < AT_LEAST:
                 good.append(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -10,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +23,7 @@ from fencepost import LogRecord, Record
 from fencepost.kafka_python import LogReader, LogWriter
 from fencepost.recipes import Leader, by_key
 from fencepost_dev.cluster import KafkaCluster
+from tests.kit.lines import LineProcess
 from tests.kit.waiting import until
 from tests.support import clients
 from tests.support.clients import LIBRARIES
@@ -48,44 +47,25 @@ def topic(proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
     return clients.create_topic(proxy.bootstrap, unique_topic("required"))
 
 
-class Worker:
+class Worker(LineProcess):
     """A process of `tests.support.recipe_worker`. `outcomes` – what it printed."""
 
-    def __init__(self, recipe: str, library: str, bootstrap: str, topic: str, name: str) -> None:
-        command = [sys.executable, "-m", "tests.support.recipe_worker", recipe, library, bootstrap, topic, name]
+    def __init__(self, recipe: str, library: str, proxy: ProxyProcess, topic: str, name: str) -> None:
+        command = [sys.executable, "-m", "tests.support.recipe_worker", recipe, library, proxy.bootstrap, topic, name]
         self.name = name
         self.outcomes: list[dict[str, Any]] = []
-        self.stopped = False
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self.log = proxy.directory / f"{topic}-{name}.log"
+        super().__init__(command, self._printed, log=self.log)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with contextlib.suppress(json.JSONDecodeError):  # the last line of a killed process
-                self.outcomes.append(json.loads(line))
+    def _printed(self, line: str | None) -> None:
+        if line is not None:
+            self.outcomes.append(json.loads(line))
 
     def stop(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)
-        self.stopped = True
 
     def resume(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)
-        self.stopped = False
-
-    def kill(self) -> str:
-        """Returns its stderr."""
-        self.process.kill()
-        _, errors = self._reader.join(), self.process.stderr
-        assert errors is not None
-        assert self.process.stdout is not None
-        with errors, self.process.stdout:
-            text = errors.read()
-        self.process.wait()
-        return text
 
 
 class Crew:
@@ -111,7 +91,7 @@ class Crew:
     def _start(self) -> None:
         library = next(self._libraries)
         name = f"{library}-{len(self.workers) + len(self.ended)}"
-        self.workers.append(Worker(self._recipe, library, self._proxy.bootstrap, self._topic, name))
+        self.workers.append(Worker(self._recipe, library, self._proxy, self._topic, name))
 
     def outcomes(self) -> list[dict[str, Any]]:
         return [{"worker": each.name, **o} for each in (*self.ended, *self.workers) for o in list(each.outcomes)]
@@ -122,7 +102,7 @@ class Crew:
         while not enough():
             assert time.monotonic() < give_up, self.outcomes()[-20:]
             for worker in self.workers:
-                assert worker.process.poll() is None, self._end(worker)
+                assert worker.running, self._end(worker)
             time.sleep(self.rng.uniform(0.1, 0.5))
             self._disturb(kills)
             kills += 1
@@ -151,7 +131,8 @@ class Crew:
     def _end(self, worker: Worker) -> str:
         self.workers.remove(worker)
         self.ended.append(worker)
-        return worker.kill()
+        worker.kill()
+        return worker.log.read_text()
 
     def __enter__(self) -> Crew:
         return self

@@ -5,7 +5,6 @@ Uses one broker of the release that `kafka_version()` names.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import confluent_kafka
-
 from fencepost_dev.cluster import KafkaCluster
 from tests.integration.test_equivalence import AT_MS, SCRIPTS, Stage, _addresses
 from tests.kit.waiting import until
 from tests.support.expanding import check_log, counted, expand_at_the_end, expansions, writing
 from tests.support.java_clients import JAVA_SCRIPTS, play_java
 from tests.support.kafka import kafka_version, running_kafka, unique_topic
+from tests.support.members import MEMBERS, Member
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, batch
 from tests.support.senders import CLIENTS, Client, JavaProducers, create_topic
@@ -246,9 +244,10 @@ def _ends_at(log: Log, topic: str, end: int) -> bool:
 def expansion(where: Front) -> None:
     """Expand a topic twice during writes. Each record is on the correct side of each threshold; a group gets all."""
     topic = create_topic(where.proxy.bootstrap, unique_topic("expands"))
-    group = _Group(where.proxy.bootstrap, topic)
-    group.start()
-    try:
+    group = f"{topic}-group"
+    with Member(
+        MEMBERS["librdkafka-eager"], where.proxy.bootstrap, topic, group, commit_seconds=0.5, session_ms=45_000
+    ) as member:
         with writing([where.proxy.bootstrap], topic) as writers:
             for count in (2, 3):
                 writers[0].goes_on()
@@ -257,51 +256,11 @@ def expansion(where: Front) -> None:
         check_log(where.log, topic, expansions(where.proxy.bootstrap, topic), writers)
         requested = set(writers[0].acknowledged)
         until(
-            lambda: requested <= group.numbers or group.failure,
-            "the group to read it all",
+            lambda: requested <= {int(each.value.split(":")[1]) for each in member.read},
+            lambda: f"the group to read it all: {member.errors[-5:]}",
             seconds=_READ_SECONDS,
+            pause_seconds=0.5,
         )
-        assert group.failure is None, group.failure
-    finally:
-        group.stop()
-
-
-class _Group(threading.Thread):
-    """A group of one librdkafka consumer. `numbers` – of the records received."""
-
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        super().__init__(daemon=True)
-        self.numbers: set[int] = set()
-        self.failure: BaseException | None = None
-        self._done = threading.Event()
-        self._topic = topic
-        self._consumer = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": bootstrap,
-                "group.id": f"{topic}-group",
-                "auto.offset.reset": "earliest",
-                "auto.commit.interval.ms": 500,
-                "topic.metadata.refresh.interval.ms": 500,
-                "session.timeout.ms": 45_000,
-                "log_level": 0,
-            }
-        )
-
-    def run(self) -> None:
-        try:
-            self._consumer.subscribe([self._topic])
-            while not self._done.is_set():
-                found = self._consumer.poll(0.2)
-                if found is not None and found.error() is None:
-                    self.numbers.add(int((found.value() or b"").split(b":")[1]))
-        except BaseException as failure:
-            self.failure = failure
-        finally:
-            self._consumer.close()
-
-    def stop(self) -> None:
-        self._done.set()
-        self.join(_READ_SECONDS)
 
 
 STEPS: dict[str, Callable[[Front], None]] = {

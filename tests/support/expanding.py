@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from kafka.protocol.admin import CreatePartitionsRequest
 
+from tests.kit.threads import Worker
 from tests.kit.waiting import until
 from tests.support.raw import Closed, Connection, Log, Record, batch
 
@@ -107,7 +107,7 @@ def partition_count(address: str, topic: str) -> int:
         return len(connection.metadata(topic).topics[0].partitions)
 
 
-class Writer(threading.Thread):
+class Writer(Worker):
     """Appends records sequentially until it is stopped, each with the number of partitions that it knows.
 
     `acknowledged` – the values that Kafka acknowledged. A record's value is `NAME:NUMBER:COUNT`. An unacknowledged
@@ -115,25 +115,20 @@ class Writer(threading.Thread):
     """
 
     def __init__(self, name: str, address: str, topic: str, *, says_count: bool = True) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(name)
         self.address = address
         self.topic = topic
         self.says_count = says_count
         self.acknowledged: list[int] = []
         self.codes: Counter[int] = Counter()
-        self.failure: BaseException | None = None
-        self._done = threading.Event()
 
-    def run(self) -> None:
-        try:
-            number = 0
-            while not self._done.is_set():
-                try:
-                    number = self._write_from(number)
-                except (OSError, Closed):
-                    self._done.wait(0.05)
-        except BaseException as error:
-            self.failure = error
+    def work(self) -> None:
+        number = 0
+        while not self.over.is_set():
+            try:
+                number = self._write_from(number)
+            except (OSError, Closed):
+                self.over.wait(0.05)
 
     def _write_from(self, number: int) -> int:
         """Append until an error. Return the number of the next record."""
@@ -141,11 +136,11 @@ class Writer(threading.Thread):
             found = connection.metadata(self.topic).topics[0]
         count = len(found.partitions)
         if found.error_code or not count:
-            self._done.wait(0.05)
+            self.over.wait(0.05)
             return number
         connections: dict[int, Connection] = {}
         try:
-            while not self._done.is_set():
+            while not self.over.is_set():
                 partition = number % count
                 if partition not in connections:
                     connections[partition] = Log(self.address).connect(self.topic, partition)
@@ -155,7 +150,7 @@ class Writer(threading.Thread):
                 answer = connections[partition].append(self.topic, records, partition=partition, timeout_ms=6_000)
                 self.codes[answer.error_code] += 1
                 if answer.error_code == INVALID_PARTITIONS or answer.error_code in _RETRIED:
-                    self._done.wait(0.02)
+                    self.over.wait(0.02)
                     return number
                 assert answer.error_code == OK, answer
                 self.acknowledged.append(number)
@@ -166,16 +161,13 @@ class Writer(threading.Thread):
         return number
 
     def stop(self) -> None:
-        self._done.set()
+        super().stop()
         self.join(60)
-        assert not self.is_alive(), f"{self.name} does not end"
-        if self.failure is not None:
-            raise self.failure
 
     def goes_on(self) -> None:
         """Wait until it appends a record after this call."""
         before = len(self.acknowledged)
-        until(lambda: len(self.acknowledged) > before + 1 or self.failure is not None, f"{self.name} to append")
+        until(lambda: len(self.acknowledged) > before + 1 or self.error is not None, f"{self.name} to append")
 
 
 @contextmanager
