@@ -13,20 +13,6 @@ def _barrier(**how: float) -> AppendBarrier:
     return AppendBarrier("orders", **{"in_doubt_seconds": 30.0, **how})
 
 
-def test_appends_in_flight_delay_an_expansion() -> None:
-    barrier = _barrier()
-    assert barrier.enter("a", NOW)
-    assert barrier.enter("b", NOW)
-    barrier.close(NOW + 1)
-
-    assert not barrier.enter("c", NOW + 1)
-    assert barrier.in_flight == 2
-    barrier.leave("a", NOW + 2)
-    assert not barrier.empty(NOW + 2)
-    barrier.leave("b", NOW + 3)
-    assert barrier.empty(NOW + 3)
-
-
 def test_late_append_enters_after_reopening_with_new_count() -> None:
     barrier = _barrier()
     barrier.close(NOW, but_for=[(7, 0)])

@@ -193,13 +193,6 @@ def test_header_names_can_be_configured() -> None:
     assert scan.unreadable is None
 
 
-def test_header_name_inside_value_is_ignored() -> None:
-    text = b"fencepost-expected-offset partition-count write-id"
-    records = [_record(0, value=text, key=text), _record(1, [("note", text)]), _record(2, _expect(b"12"))]
-    scan = _scan(_batch(records))
-    assert (scan.expected_base_offset, scan.write_id, scan.unreadable) == (10, None, None)
-
-
 # --- walking over the records -----------------------------------------------------------------------------------------
 
 #: Sizes on both sides of where a record's length takes one byte more, and beyond what the fast loop reads itself.
