@@ -33,25 +33,12 @@ from tests.unit.test_session import HEARTBEAT, T_ID, Talk, produced, request, re
 
 #: SaslHandshake, WriteTxnMarkers, SaslAuthenticate, DescribeQuorum: their responses have none in any version.
 WITHOUT = {17, 27, 36, 55}
-SINCE = {
-    0: 1,
-    1: 1,
-    2: 2,
-    3: 3,
-    8: 3,
-    9: 3,
-    10: 1,
-    11: 2,
-    12: 1,
-    13: 1,
-    14: 1,
-    15: 1,
-    16: 1,
-    18: 1,
-    19: 2,
-    20: 1,
-    23: 2,
-}
+#: By API: the first version whose response has one.
+SINCE = (
+    dict.fromkeys((0, 1, 10, 12, 13, 14, 15, 16, 18, 20), 1)
+    | dict.fromkeys((2, 11, 19, 23), 2)
+    | dict.fromkeys((3, 8, 9), 3)
+)
 #: Produce, ApiVersions, CreateDelegationToken, DescribeDelegationToken.
 AT_END = {0, 18, 38, 41}
 THROTTLED = b"\0" + struct.pack(">i", 2_000)
@@ -93,20 +80,19 @@ def test_throttle_time_is_read_from_every_response(api_key: int, version: int) -
         assert throttle_ms(memoryview(frame)[:length], api_key, version) in (0, stated)
 
 
-def throttled(talk: Talk, throttle: int = 2_000, correlation: int = 1) -> None:
-    """Kafka answers an append with a throttle time."""
-    answer = bytearray(produced(("checked-a", 0, 0, 5), correlation=correlation))
+def throttled(talk: Talk, pending: g.PendingAppend, throttle: int = 2_000) -> None:
+    """Kafka answers the append with a throttle time."""
+    answer = bytearray(produced(("checked-a", 0, 0, 5)))
     answer[-5:-1] = struct.pack(">i", throttle)
     talk.kafka(bytes(answer))
-
-
-def throttled_once(talk: Talk) -> None:
-    pending = talk.sends()
-    throttled(talk)
-    assert talk.next(m.Throttled) == m.Throttled(2_000)
+    assert talk.next(m.Throttled) == m.Throttled(throttle)
     assert talk.next(Call).name == "answered"
     talk.complete(pending, PartitionResult(0, 0, 5))
     talk.answer()
+
+
+def throttled_once(talk: Talk) -> None:
+    throttled(talk, talk.sends())
     talk.silent()
 
 
@@ -152,12 +138,7 @@ def test_fast_path_leaves_throttled_responses_and_clients(talk: Talk) -> None:
 
 def test_client_is_muted_for_a_bounded_time(talk: Talk) -> None:
     """Any four bytes may be a throttle time, of up to 24 days."""
-    pending = talk.sends()
-    throttled(talk, 2**31 - 1)
-    talk.next(m.Throttled)
-    talk.next(Call)
-    talk.complete(pending, PartitionResult(0, 0, 5))
-    talk.answer()
+    throttled(talk, talk.sends(), 2**31 - 1)
     talk.produces(("checked-a", 0, expecting(6, b"y")), correlation=2)
     assert not talk.next(m.ReadClient).on
     talk.tick(MUTED_SECONDS_MAX - 1)
@@ -192,11 +173,7 @@ def test_append_that_waits_for_its_partition_leaves_it_when_client_is_throttled(
     first = talk.sends()
     talk.produces(("checked-b", 0, expecting(5, b"y")), correlation=2)
     second = talk.submitted()
-    throttled(talk)  # A is answered; B waits at its sequencer
-    talk.next(m.Throttled)
-    assert talk.next(Call).name == "answered"
-    talk.complete(first, PartitionResult(0, 0, 5))
-    talk.answer()
+    throttled(talk, first)  # and the second waits at its sequencer
     talk.admit(second)
     talk.canceled(second)
     talk.tick(1.9)
@@ -214,11 +191,7 @@ def test_partitions_admitted_before_throttling_are_free_again(talk: Talk) -> Non
     admitted = talk.submitted()
     talk.admit(admitted)
     waiting = talk.submitted()
-    throttled(talk)
-    talk.next(m.Throttled)
-    talk.next(Call)
-    talk.complete(first, PartitionResult(0, 0, 5))
-    talk.answer()
+    throttled(talk, first)
     talk.tick(0.1)  # it would be sent without the other one
     talk.canceled(admitted)
     talk.admit(waiting)
@@ -232,11 +205,7 @@ def test_muted_append_is_answered_in_time() -> None:
     first = talk.sends()
     talk.produces(("checked-b", 0, expecting(5, b"y")), correlation=2, timeout_ms=1_000)
     second = talk.submitted()
-    throttled(talk, 60_000)
-    talk.next(m.Throttled)
-    talk.next(Call)
-    talk.complete(first, PartitionResult(0, 0, 5))
-    talk.answer()
+    throttled(talk, first, 60_000)
     talk.admit(second)
     talk.canceled(second)
     talk.tick(0.95)
