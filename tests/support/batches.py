@@ -12,8 +12,6 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 Header = tuple[str, bytes]
 #: Timestamp, key, value, headers.
 Row = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
-#: The length of the fields before the part that the CRC covers, in a v2 batch.
-_CRC_AT = 17
 
 
 def now_ms() -> int:

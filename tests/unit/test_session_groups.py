@@ -10,7 +10,7 @@ import pytest
 
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.expansion.assignment_filter import ASSIGNING, FOLLOWING, AssignmentFilter
-from fencepost_proxy.expansion.queries import Beginnings, GatedPartitions, HasTasks, MayHave
+from fencepost_proxy.expansion.queries import GatedPartitions, HasTasks, MayHave
 from fencepost_proxy.expansion.watch import Watch
 from fencepost_proxy.session.control.rewriters import RequestRewriters
 from fencepost_proxy.session.frames import messages as m
@@ -97,30 +97,6 @@ def test_notice_does_not_delay_the_response() -> None:
     talk.reported(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
     assert talk.next(m.Noticed).notice == HasTasks("g")
     assert talk.answer() == encode_response_frame(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
-
-
-def test_heartbeat_is_answered_at_once() -> None:
-    talk = Talk()
-    talk.watch.track_gated("g", {P2}, {P2})
-    talk.watch.synced("g", "m", 3, frozenset({P2}))
-    talk.watch.update("g", frozenset())
-    talk.query(apis.HEARTBEAT, 4, 1, Message(group_id="g", generation_id=3, member_id="m"))
-    talk.reported(apis.HEARTBEAT, 4, 1, Message())
-    assert talk.answer() == encode_response_frame(apis.HEARTBEAT, 4, 1, Message(error_code=27))
-
-
-def test_offsets_wait_for_where_a_new_partition_begins() -> None:
-    talk = Talk()
-    entries = [Message(partition_index=2, committed_offset=-1)]
-    request = Message(group_id="g", topics=[Message(name="orders", partition_indexes=[2])])
-    talk.query(apis.OFFSET_FETCH, 5, 1, request)
-    talk.reported(apis.OFFSET_FETCH, 5, 1, Message(topics=[Message(name="orders", partitions=entries)]))
-    query = talk.next(m.GroupQuery)
-    talk.report(m.Replied(query.token, Beginnings({P2: 4})))
-    entries[0].committed_offset = 4
-    assert talk.answer() == encode_response_frame(
-        apis.OFFSET_FETCH, 5, 1, Message(topics=[Message(name="orders", partitions=entries)])
-    )
 
 
 def test_unreadable_version_is_relayed() -> None:
