@@ -17,7 +17,6 @@ from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.config import Limits, ProxyConfig
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.sequencer import events as g
-from fencepost_proxy.sequencer.sequencer import PartitionSequencer
 from fencepost_proxy.server import Proxy
 from fencepost_proxy.session import dispatcher as dispatcher_module
 from fencepost_proxy.session.dispatcher import Dispatcher
@@ -31,7 +30,7 @@ from fencepost_proxy.wire.throttle import HEAD_BYTES
 from tests.support.batches import batch, expecting
 from tests.support.pending import pending_append
 from tests.unit.test_control_codec import uvarint
-from tests.unit.test_sequencer import TP, Talk
+from tests.unit.test_sequencer import TP, Talk, confirmed
 from tests.unit.test_session import HEARTBEAT, ServicesStandIn, Unchanged, produce, request
 from tests.unit.test_session import Talk as SessionTalk
 
@@ -179,33 +178,21 @@ def test_broken_request_releases_shared_memory() -> None:
 
 
 def _limited(**limits: Any) -> Talk:
-    """A sequencer with a confirmed fence; the log ends at 10."""
-    talk = Talk(sequencer=PartitionSequencer(TP, g.SequencerLimits(**limits)))
-    pending = talk.submit(expecting(9, b"first"))
-    talk.snapshot(9)
-    talk.admitted(pending)
-    talk.kafka(pending, base_offset=9)
-    talk.accepted(pending, 9)
-    talk.now += 1
-    return talk
+    return confirmed(limits=g.SequencerLimits(**limits))
 
 
 def test_pipelined_appends_respect_the_in_flight_limit() -> None:
     talk = _limited(in_flight_max=2)
-    first, second, third = (talk.submit(expecting(at, b"x")) for at in (10, 11, 12))
-    assert talk.admitted(first) is not None
-    assert talk.admitted(second) is not None
-    talk.silent()  # the third waits, though it could go
-    talk.kafka(first, base_offset=10)
-    talk.accepted(first, 10)
+    first, _ = (talk.sends(expecting(at, b"x")) for at in (10, 11))
+    third = talk.submit(expecting(12, b"x"))
+    talk.silent()  # it waits, though it could go
+    talk.acknowledged(first, 10)
     assert talk.admitted(third) is not None
 
 
 def test_unresolvable_append_is_finally_reported_unknown() -> None:
     talk = _limited(resolve_seconds=3.0, read_retry_seconds=0.5)
-    pending = talk.submit(expecting(10, b"x"))
-    talk.admitted(pending)
-    talk.call("lost", pending)
+    pending = talk.loses(expecting(10, b"x"))
     probes = 0
     gave_up = talk.now + 3.0
     while isinstance(talk.effects[0], g.ReadBatch):
@@ -226,10 +213,7 @@ def test_sequencer_remembers_bounded_batches_and_producers() -> None:
     talk = _limited(remembered_batches_max=3, remembered_producers_max=2)
     sent = [expecting(at, b"%d" % at, producer=(100 + at, 0, 0)) for at in range(10, 16)]
     for at, records in enumerate(sent, 10):
-        pending = talk.submit(records)
-        talk.admitted(pending)
-        talk.kafka(pending, base_offset=at)
-        talk.accepted(pending, at)
+        talk.acknowledged(talk.submit(records), at)
     talk.silent()
     assert len(talk.sequencer.state.retries.appended_batch) == 3
     assert len(talk.sequencer.state.retries.fenced) == 2

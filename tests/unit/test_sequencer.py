@@ -205,9 +205,9 @@ class Talk:
         return pending
 
 
-def confirmed(check: Check = Check.REQUIRED, **attributes: Any) -> Talk:
+def confirmed(check: Check = Check.REQUIRED, *, limits: g.SequencerLimits = LIMITS, **attributes: Any) -> Talk:
     """The state after one successful append of one record; the log ends at 10. `attributes`: of the talk, from then."""
-    talk = Talk(check)
+    talk = Talk(check, PartitionSequencer(TP, limits))
     pending = talk.submit(expecting(9, b"first"))
     talk.snapshot(9)
     talk.acknowledged(pending, 9)
