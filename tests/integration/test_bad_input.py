@@ -580,3 +580,30 @@ def test_closing_after_requests_with_acks_0_loses_none(
             )
         with RawConnection(listener) as connection:
             until(lambda: _log_end(connection, topic) == count, "all records")  # noqa: B023
+
+
+@pytest.mark.parametrize("prefix", ["plain", "checked"])
+@pytest.mark.parametrize("fault", ["length", "api", "acks"])
+def test_requests_before_a_faulty_one_are_answered(
+    prefix: str, fault: str, listener: Address, make_topic: Callable[[str], str], unique_topic: Callable[..., str]
+) -> None:
+    """As without the proxy: the broker answers them before it closes the connection."""
+    topic, other = make_topic(unique_topic(prefix)), make_topic(unique_topic("checked"))
+    expecting = {"Index": 0, "Records": bytes(batch(b"x", headers=[[("fencepost-expected-offset", b"7")]]))}
+    faulty = {
+        "length": struct.pack(">i", FRAME_BYTES_MAX + 1),
+        "api": struct.pack(">ihhih", 10, 999, 0, 99, 0),
+        "acks": encode_request(
+            PRODUCE,
+            9,
+            99,
+            {"Acks": 0, "TimeoutMs": 5_000, "TopicData": [{"Name": other, "PartitionData": [expecting]}]},
+        ),
+    }[fault]
+    requests = [encode_request(PRODUCE, 9, each, _produce(topic, b"x")) for each in range(IN_FLIGHT_MAX)]
+    with RawConnection(listener) as connection:
+        connection.socket.sendall(b"".join(requests) + faulty)
+        answered = [struct.unpack_from(">i", connection.receive())[0] for _ in requests]
+        with pytest.raises(Closed):
+            connection.receive()
+    assert answered == list(range(IN_FLIGHT_MAX))

@@ -1182,13 +1182,69 @@ def test_unexpected_answer_ends_the_connection(talk: Talk) -> None:
 
 def test_invalid_answer_during_close_fails_the_append(talk: Talk) -> None:
     pending = talk.sends()
-    talk.client(b"\x00")  # what follows is no frame
-    talk.client(struct.pack(">i", talk.services.frame_bytes_max)[1:])
-    talk.client(struct.pack(">hhi", 32_000, 0, 9))
+    talk.produces(("unchecked", 0, batch(b"v", producer=(7000, 32_767, 0))), correlation=2)
     assert talk.next(m.CloseClient).fault is ClientProtocolError
     talk.says(("checked-a", 1, 0, 5))
     talk.lost(pending)
     talk.next(m.CloseUpstream)
+
+
+def test_earlier_requests_are_answered_before_a_faulty_one_ends_the_connection(talk: Talk) -> None:
+    pending = talk.sends()
+    talk.client(request(HEARTBEAT, 4, 2))
+    talk.upstream()
+    talk.client(request(999, 0, 3) + request(HEARTBEAT, 4, 4))
+    assert not talk.next(m.ReadClient).on
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
+    assert talk.outcomes() == {("checked-a", 0): (0, 5)}
+    talk.kafka(response(2))
+    assert talk.answer() == response(2)
+    closed = talk.next(m.CloseClient)
+    assert (closed.fault, closed.hang_up) == (ClientProtocolError, True)
+    talk.silent()
+
+
+def test_waiting_append_is_sent_before_an_impossible_frame_ends_the_connection(talk: Talk) -> None:
+    pending = talk.submits()
+    talk.client(struct.pack(">i", -5))
+    assert not talk.next(m.ReadClient).on
+    talk.admit(pending)
+    talk.sent(pending)
+    talk.upstream()
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
+    assert talk.outcomes() == {("checked-a", 0): (0, 5)}
+    assert talk.next(m.CloseClient).fault is ClientProtocolError
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [produce(B, acks=0, correlation=2), produce(B, B, correlation=2)],
+    ids=["expected-offset-with-acks-0", "partition-twice"],
+)
+def test_earlier_requests_are_answered_before_one_that_waited_ends_the_connection(faulty: bytes, talk: Talk) -> None:
+    pending = talk.sends()
+    talk.services.absent = {TopicPartition("checked-b", 1)}
+    talk.client(faulty)
+    talk.next(m.TopicStale)
+    talk.services.absent.clear()
+    talk.report(m.TopicNews())
+    assert not talk.next(m.ReadClient).on
+    talk.silent()
+    talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
+    assert talk.outcomes() == {("checked-a", 0): (0, 5)}
+    assert talk.next(m.CloseClient).fault is ClientProtocolError
+
+
+def test_faulty_request_ends_the_connection_although_kafka_does_not_answer(talk: Talk) -> None:
+    talk.client(request(HEARTBEAT, 4, 1))
+    talk.upstream()
+    talk.client(request(999, 0, 2))
+    talk.next(m.ReadClient)
+    assert talk.session.needs_ticks
+    talk.tick(talk.services.request_timeout_seconds - 1)
+    talk.silent()
+    talk.tick(1)
+    assert talk.next(m.CloseClient).fault is ClientProtocolError
 
 
 def test_an_answer_out_of_order_ends_the_connection(talk: Talk) -> None:

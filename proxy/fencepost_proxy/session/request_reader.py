@@ -45,8 +45,29 @@ class RequestReader:
     _control: ControlMessages
     _logins: Logins
     _appends: CheckedAppends
+    is_reading: bool = False
+    failure: ClientProtocolError | None = None  #: of a request that ends the connection
+    _ends_by: float = float("inf")
+
+    def postpones(self, failure: ClientProtocolError, now: float) -> bool:
+        """Whether the connection ends later. A broker, too, answers earlier requests before it closes a connection."""
+        if self._state.streams_up:
+            return False  # Kafka has a part of that request, and answers nothing more
+        self._queue.take_over()
+        if not self._holds.is_failing:
+            self._state.client.save()
+            if not self.is_reading:
+                self._appends.admission.drop_waiting()  # it has failed itself
+        if self._draining.nothing_under_way() or now >= self._ends_by:
+            return False
+        if not self._holds.is_failing:
+            self.failure, self._ends_by = failure, now + self._services.request_timeout_seconds
+            self._holds.is_failing = True
+            self._holds.pause_client()
+        return True
 
     def pump(self, now: float) -> None:
+        self.is_reading = True
         cutter = self._state.client
         while not self._state.closing:
             state = cutter.state
@@ -86,6 +107,7 @@ class RequestReader:
                 known = api_key != API_VERSIONS or APIS[API_VERSIONS].serves(version)
                 self._services.count_request(api_key, version if known else UNKNOWN_VERSION)
         cutter.save()
+        self.is_reading = False
 
     def frame_relayed(self) -> None:
         self._services.forwarded(0.0)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fencepost_proxy.errors import ProtocolError, UpstreamProtocolError
+from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError
 from fencepost_proxy.sequencer.events import Answer, PendingAppend
 from fencepost_proxy.session.batches.produce_exchange import ProduceExchange
 from fencepost_proxy.session.connection.core import Core
@@ -232,7 +232,11 @@ class Session:
             process(*arguments)
             self._resume(now)
         except ProtocolError as error:
-            self._queue.close(f"{error}", type(error))
+            # Otherwise an answer may be processed in part only.
+            requests, event = self._requests, arguments[0]
+            of_request = requests.is_reading or self._holds.is_failing or isinstance(event, TopicNews | Tick)
+            if not (isinstance(error, ClientProtocolError) and of_request and requests.postpones(error, now)):
+                self._queue.close(f"{error}", type(error), hang_up=self._holds.is_failing)
             if isinstance(error, UpstreamProtocolError) and not state.upstream_closed:
                 # Also while the client connection closes: what was sent would never be answered.
                 self._upstream_lost(f"{error}")
@@ -311,6 +315,11 @@ class Session:
             self._responses.pump(now)
             if not holds.upstream_paused:
                 state.commands.append(ReadUpstream(True))
+        if holds.is_failing and not state.closing:
+            failure = self._requests.failure
+            assert failure is not None
+            if not self._requests.postpones(failure, now):
+                raise failure.with_traceback(None)
         if holds.client_paused and not (
             state.closing or state.client_closed or holds.client_is_blocked(len(self._queue.to_client))
         ):

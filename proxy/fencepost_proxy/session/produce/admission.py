@@ -317,6 +317,13 @@ class Admission:
         for sent in self._queue.answer_by:
             self._queue.answer_by[sent] = now
 
+    def drop_waiting(self) -> None:
+        """The same, for a client that gets no answer to it, but to earlier requests."""
+        produce = self._holds.waiting_produce
+        self.cancel_waiting()
+        if produce is not None and produce not in self._queue.in_flight and not produce.silent:
+            self._queue.to_client.remove(produce.pending_response)
+
     def cancel_waiting(self) -> None:
         """The request that waits for a sequencer will not be sent any more."""
         produce, self._holds.waiting_produce = self._holds.waiting_produce, None
