@@ -143,21 +143,6 @@ def test_sends_in_separate_batches_are_decided_separately(producer: Producer, ka
     assert clients.read_all(kafka.bootstrap, topic) == [(0, b"rival"), (1, b"1"), (2, b"2")]
 
 
-def test_repeated_write_id_is_appended_once(
-    library: str, own_proxy: ProxyProcess, kafka: KafkaCluster, topic: str
-) -> None:
-    """By another producer object, as after a crash of the application."""
-    now_ms = int(time.time() * 1000)
-    for _ in range(2):
-        with closing(clients.Producer(library, own_proxy.bootstrap)) as made:
-            outcome = made.send(
-                topic, b"once", partition=0, expected_offset=0, write_id=b"order 77", timestamp_ms=now_ms
-            )
-            made.resolve()
-            assert outcome.get() == 0
-    assert clients.read_all(kafka.bootstrap, topic) == [(0, b"once")]
-
-
 _TOGETHER = {"confluent-kafka": {"linger.ms": 300}}
 
 
