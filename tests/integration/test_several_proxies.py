@@ -27,7 +27,6 @@ from tests.support.writers import (
     CONDITIONAL,
     OK,
     POLICY_VIOLATION,
-    RETRIABLE,
     TIMED_OUT,
     UNCONDITIONAL,
     Ledger,
@@ -298,20 +297,3 @@ def test_proxy_starting_with_partial_kafka_serves_once_healed(stage3: Stage3, tm
             stage3.mend()
         with starting.result(PATIENCE_SECONDS):
             until(lambda: probed(status, "/readyz")[0] == 200, "it to be ready")
-
-
-def test_restarted_proxy_still_checks_switched_on_topics(stage3: Stage3) -> None:
-    """An admin switched the check on, not a configuration file. No unchecked append may succeed."""
-    topic = stage3.create("by-hand-" + required_topic(), configs={"fencepost.check.expected.offsets": "required"})
-    proxy = stage3.proxies[0]
-    for _ in range(2):
-        proxy.kill()
-        proxy.restart()
-        with Connection(proxy.bootstrap) as any_broker:
-            assert any_broker.describe_topic(topic)["fencepost.check.expected.offsets"] == "required"
-        with Connection(until(lambda: leaders_listener(proxy, topic), "a leader")) as client:
-            codes = [OK]
-            while codes[-1] != POLICY_VIOLATION:
-                codes.append(client.append(topic, batch(b"without an expectation")).error_code)
-                assert codes[-1] in RETRIABLE | {POLICY_VIOLATION}
-    assert stage3.log.end(topic) == 0
