@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,7 +24,7 @@ from tests.support.clients import LIBRARIES
 from tests.support.fixtures import kafka_fixture, proxy_fixture
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
-from tests.support.ports import free_port, free_ports_in_a_row
+from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(240)]
@@ -191,34 +188,11 @@ def test_connections_that_kafka_refuses_are_reported(cluster: KafkaCluster, tmp_
     assert f"broker closed a new connection before its first response broker={address}" in proxy.log
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_proxy_may_be_started_before_its_kafka(tmp_path: Path) -> None:
-    """Without Kafka, clients of the proxy wait in the kernel's queue or are disconnected. Later they are served."""
-    port, listen = free_port(), free_ports_in_a_row(7)
-    with (tmp_path / "proxy.log").open("w") as log:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "fencepost_proxy", "proxy"),
-                *("--upstream", f"127.0.0.1:{port}", "--listen", f"127.0.0.1:{listen}"),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    try:
-        assert process.stdout is not None
-        time.sleep(1.0)
-        assert process.poll() is None, "the proxy exits without Kafka"
-        with running_kafka(1, ports=[port]):
-            assert process.stdout.readline() == f"ready bootstrap=127.0.0.1:{listen}\n"
-            until(lambda: answers(Address("127.0.0.1", listen)), "the proxy to respond")
-        # And Kafka is down again: new connections are closed, as by a broker that is down.
-        with pytest.raises((OSError, Closed)), RawConnection(Address("127.0.0.1", listen), 10.0) as connection:
+def test_new_connections_are_closed_while_kafka_is_down(tmp_path: Path) -> None:
+    """As by a broker that is down."""
+    with running_kafka(1) as kafka, ProxyProcess(kafka.bootstrap, tmp_path) as proxy:
+        kafka.kill(1)
+        with pytest.raises((OSError, Closed)), RawConnection(Address.parse(proxy.bootstrap), 10.0) as connection:
             connection.query(METADATA, 9, {"Topics": []})
-        assert process.poll() is None
-    finally:
-        process.terminate()
-        process.wait(60)
-        assert process.stdout is not None
-        process.stdout.close()
-    assert "no upstream connection for a client" in (tmp_path / "proxy.log").read_text()
+        assert proxy.running
+    assert "no upstream connection for a client" in proxy.log
