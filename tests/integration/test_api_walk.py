@@ -10,6 +10,7 @@ import re
 import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -332,30 +333,30 @@ def test_address_config_values_are_not_rewritten(addresses: Addresses, query: Qu
     assert values == {each["Name"]: each["Value"] for each in direct["Configs"]}
 
 
+#: The leaders of a moved topic.
+OLD, NEW = 1, 2
+#: Its name and id.
+MovedTopic = tuple[str, str]
+
+
 @pytest.fixture
-def moved_topic(
-    kafka3: KafkaCluster, proxied3: ProxyProcess, unique_topic: Callable[..., str]
-) -> Callable[[], tuple[str, int, int]]:
-    """Create a topic led by broker 1 and move its leader to broker 2 by preferred election: (topic, old, new)."""
-
-    def move() -> tuple[str, int, int]:
-        topic = unique_topic("moved")
-        assignment = {"Name": topic, "NumPartitions": -1, "ReplicationFactor": -1}
-        with RawConnection(kafka3.address(1)) as connection:
-            replicas = [{"PartitionIndex": 0, "BrokerIds": [1, 2, 3]}]
-            made = connection.query(19, 7, {"Topics": [{**assignment, "Assignments": replicas}]})
-            assert made["Topics"][0]["ErrorCode"] == 0
-            until(lambda: _leader(connection, topic) == 1, "broker 1 to lead")
-            again = {"Name": topic, "Partitions": [{"PartitionIndex": 0, "Replicas": [2, 1, 3]}]}
-            assert connection.query(REASSIGN, 0, {"Topics": [again]})["ErrorCode"] == 0
-            elected = {"TopicPartitions": [{"Topic": topic, "Partitions": [0]}], "TimeoutMs": 10_000}
-            until(
-                lambda: connection.query(ELECT_LEADERS, 2, elected) is not None and _leader(connection, topic) == 2,
-                "broker 2 to lead",
-            )
-        return topic, 1, 2
-
-    return move
+def moved_topic(kafka3: KafkaCluster, proxied3: ProxyProcess, unique_topic: Callable[..., str]) -> MovedTopic:
+    """A topic whose leader was moved from `OLD` to `NEW` by preferred election."""
+    topic = unique_topic("moved")
+    assignment = {"Name": topic, "NumPartitions": -1, "ReplicationFactor": -1}
+    with RawConnection(kafka3.address(1)) as connection:
+        replicas = [{"PartitionIndex": 0, "BrokerIds": [1, 2, 3]}]
+        made = connection.query(19, 7, {"Topics": [{**assignment, "Assignments": replicas}]})
+        assert made["Topics"][0]["ErrorCode"] == 0
+        until(lambda: _leader(connection, topic) == OLD, "broker 1 to lead")
+        again = {"Name": topic, "Partitions": [{"PartitionIndex": 0, "Replicas": [2, 1, 3]}]}
+        assert connection.query(REASSIGN, 0, {"Topics": [again]})["ErrorCode"] == 0
+        elected = {"TopicPartitions": [{"Topic": topic, "Partitions": [0]}], "TimeoutMs": 10_000}
+        until(
+            lambda: connection.query(ELECT_LEADERS, 2, elected) is not None and _leader(connection, topic) == NEW,
+            "broker 2 to lead",
+        )
+        return topic, connection.query(METADATA, 12, {"Topics": [{"Name": topic}]})["Topics"][0]["TopicId"]
 
 
 def _leader(connection: RawConnection, topic: str) -> int:
@@ -364,101 +365,92 @@ def _leader(connection: RawConnection, topic: str) -> int:
     return partitions[0]["LeaderId"] if partitions else -1
 
 
-def test_moved_leader_is_named_with_proxy_listener(
-    moved_topic: Callable[[], tuple[str, int, int]],
-    addresses: Addresses,
-    advertised: dict[int, tuple[int, int]],
-    query: Query,
-) -> None:
-    """KIP-951: Produce v10+ names the new leader in `node_endpoints`, a tagged field at the end."""
-    topic, old, new = moved_topic()
-    records = bytes(batch(b"late"))
-    with RawConnection(addresses.direct[1]) as connection:
-        topic_id = connection.query(METADATA, 12, {"Topics": [{"Name": topic}]})["Topics"][0]["TopicId"]
-    for version in range(3, min(13, advertised[PRODUCE][1]) + 1):
-        named = {"TopicId": topic_id} if version >= 13 else {"Name": topic}
-        data = [{**named, "PartitionData": [{"Index": 0, "Records": records}]}]
-        body = {"Acks": 1, "TimeoutMs": 5_000, "TopicData": data}
-        direct = query("d", old, PRODUCE, version, body)
-        proxied = query("p", old, PRODUCE, version, body)
+@dataclass
+class OldLeader:
+    """Its response without the proxy, and decoded through it."""
+
+    addresses: Addresses
+    direct: bytes
+    proxied: Fields
+
+    def names_new_one(self) -> None:
+        """With the proxy's listener."""
+        assert self.addresses.leaks(self.direct), "Kafka's response contains no address: the test proves nothing"
+        (endpoint,) = self.proxied["NodeEndpoints"]
+        assert endpoint["NodeId"] == NEW
+        assert Address(endpoint["Host"], endpoint["Port"]) == self.addresses.proxied[NEW]
+
+
+QueryOldLeader = Callable[[int, int, Callable[[], Fields]], OldLeader]
+
+
+@pytest.fixture
+def query_old_leader(addresses: Addresses, query: Query) -> QueryOldLeader:
+    def queried(key: int, version: int, body: Callable[[], Fields]) -> OldLeader:
+        direct, proxied = (query(side, OLD, key, version, body()) for side in "dp")
         assert isinstance(direct, bytes)
         assert isinstance(proxied, bytes)
         assert not addresses.leaks(proxied)
-        answer = decode_response(PRODUCE, version, proxied)
-        assert answer["Responses"][0]["PartitionResponses"][0]["ErrorCode"] == 6
+        return OldLeader(addresses, direct, decode_response(key, version, proxied))
+
+    return queried
+
+
+def test_moved_leader_is_named_with_proxy_listener(
+    moved_topic: MovedTopic, advertised: dict[int, tuple[int, int]], query_old_leader: QueryOldLeader
+) -> None:
+    """KIP-951: Produce v10+ names the new leader in `node_endpoints`, a tagged field at the end."""
+    topic, topic_id = moved_topic
+    for version in range(3, min(13, advertised[PRODUCE][1]) + 1):
+        named = {"TopicId": topic_id} if version >= 13 else {"Name": topic}
+        data = [{**named, "PartitionData": [{"Index": 0, "Records": bytes(batch(b"late"))}]}]
+        body = {"Acks": 1, "TimeoutMs": 5_000, "TopicData": data}
+        answer = query_old_leader(PRODUCE, version, lambda body=body: body)
+        (partition,) = answer.proxied["Responses"][0]["PartitionResponses"]
+        assert partition["ErrorCode"] == 6
         if version >= 10:
-            assert addresses.leaks(direct), "Kafka's response contains no address: the test proves nothing"
-            (endpoint,) = answer["NodeEndpoints"]
-            assert endpoint["NodeId"] == new
-            assert Address(endpoint["Host"], endpoint["Port"]) == addresses.proxied[new]
-            (partition,) = answer["Responses"][0]["PartitionResponses"]
-            assert partition["CurrentLeader"]["LeaderId"] == new
+            answer.names_new_one()
+            assert partition["CurrentLeader"]["LeaderId"] == NEW
 
 
 def test_moved_leader_is_named_after_the_records(
-    moved_topic: Callable[[], tuple[str, int, int]],
-    addresses: Addresses,
-    advertised: dict[int, tuple[int, int]],
-    query: Query,
+    moved_topic: MovedTopic, advertised: dict[int, tuple[int, int]], query_old_leader: QueryOldLeader
 ) -> None:
     """KIP-951: Fetch v16+ with the epoch of the old leader."""
-    topic, old, new = moved_topic()
-    with RawConnection(addresses.direct[1]) as connection:
-        topic_id = connection.query(METADATA, 12, {"Topics": [{"Name": topic}]})["Topics"][0]["TopicId"]
     partition = {"Partition": 0, "FetchOffset": 0, "PartitionMaxBytes": 1 << 20, "CurrentLeaderEpoch": 0}
     body = {
         **{"ReplicaId": -1, "MaxWaitMs": 0, "MinBytes": 0, "MaxBytes": 1 << 20, "SessionEpoch": -1},
-        "Topics": [{"TopicId": topic_id, "Partitions": [partition]}],
+        "Topics": [{"TopicId": moved_topic[1], "Partitions": [partition]}],
     }
     for version in range(13, min(18, advertised[FETCH][1]) + 1):
-        direct = query("d", old, FETCH, version, body)
-        proxied = query("p", old, FETCH, version, body)
-        assert isinstance(direct, bytes)
-        assert isinstance(proxied, bytes)
-        assert not addresses.leaks(proxied)
-        answer = decode_response(FETCH, version, proxied)
-        (partition_answer,) = answer["Responses"][0]["Partitions"]
-        if version < 16:
-            continue
-        assert partition_answer["ErrorCode"] == FENCED_LEADER_EPOCH
-        assert addresses.leaks(direct), "Kafka's response contains no address: the test proves nothing"
-        (endpoint,) = answer["NodeEndpoints"]
-        assert endpoint["NodeId"] == new == partition_answer["CurrentLeader"]["LeaderId"]
-        assert Address(endpoint["Host"], endpoint["Port"]) == addresses.proxied[new]
+        answer = query_old_leader(FETCH, version, lambda: body)
+        (found,) = answer.proxied["Responses"][0]["Partitions"]
+        if version >= 16:
+            answer.names_new_one()
+            assert (found["ErrorCode"], found["CurrentLeader"]["LeaderId"]) == (FENCED_LEADER_EPOCH, NEW)
 
 
 def test_moved_leader_is_named_to_share_consumers(
-    moved_topic: Callable[[], tuple[str, int, int]],
-    addresses: Addresses,
-    advertised: dict[int, tuple[int, int]],
-    query: Query,
+    moved_topic: MovedTopic, advertised: dict[int, tuple[int, int]], query_old_leader: QueryOldLeader
 ) -> None:
     if SHARE_FETCH not in advertised or advertised[SHARE_FETCH][1] < 1:
         pytest.skip("this Kafka has no share groups")
-    topic, old, new = moved_topic()
-    with RawConnection(addresses.direct[1]) as connection:
-        topic_id = connection.query(METADATA, 12, {"Topics": [{"Name": topic}]})["Topics"][0]["TopicId"]
+    topic, topic_id = moved_topic
     partition = {"PartitionIndex": 0, "AcknowledgementBatches": []}
+
+    def body() -> Fields:
+        return {
+            **{"GroupId": topic, "MemberId": str(uuid4()), "ShareSessionEpoch": 0, "MaxWaitMs": 100},
+            **{"MinBytes": 0, "MaxBytes": 1 << 20, "MaxRecords": 10, "BatchSize": 10},
+            "Topics": [{"TopicId": topic_id, "Partitions": [partition]}],
+        }
+
     for version in range(1, min(2, advertised[SHARE_FETCH][1]) + 1):
-        answers = {}
-        for side in ("d", "p"):
-            body = {
-                **{"GroupId": topic, "MemberId": str(uuid4()), "ShareSessionEpoch": 0, "MaxWaitMs": 100},
-                **{"MinBytes": 0, "MaxBytes": 1 << 20, "MaxRecords": 10, "BatchSize": 10},
-                "Topics": [{"TopicId": topic_id, "Partitions": [partition]}],
-            }
-            answers[side] = query(side, old, SHARE_FETCH, version, body)
-        direct, proxied = answers["d"], answers["p"]
-        assert isinstance(direct, bytes)
-        assert isinstance(proxied, bytes)
-        assert not addresses.leaks(proxied)
-        answer = decode_response(SHARE_FETCH, version, proxied)
-        if answer["ErrorCode"] == decode_response(SHARE_FETCH, version, direct)["ErrorCode"] == UNSUPPORTED_VERSION:
+        answer = query_old_leader(SHARE_FETCH, version, body)
+        codes = {answer.proxied["ErrorCode"], decode_response(SHARE_FETCH, version, answer.direct)["ErrorCode"]}
+        if codes == {UNSUPPORTED_VERSION}:
             pytest.skip("share groups are off in this Kafka")
-        assert addresses.leaks(direct), f"Kafka's response contains no address: {answer}"
-        (endpoint,) = answer["NodeEndpoints"]
-        assert endpoint["NodeId"] == new
-        assert Address(endpoint["Host"], endpoint["Port"]) == addresses.proxied[new]
+        answer.names_new_one()
 
 
 def test_client_that_expects_another_broker_is_answered_like_kafka(
