@@ -158,6 +158,21 @@ def test_status_page_avoids_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> No
             dev.status_address(used)
 
 
+def failed(*arguments: str, **environment: str) -> str:
+    """The last line of a command that fails."""
+    done = subprocess.run(
+        fencepost("dev", *arguments),
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("environment", "stated"),
     [
@@ -170,34 +185,13 @@ def test_status_page_avoids_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_missing_prerequisite_is_one_line_with_exit_2(tmp_path: Path, environment: dict[str, str], stated: str) -> None:
     environment = {name: value.format(tmp=tmp_path) for name, value in environment.items()}
-    done = subprocess.run(
-        fencepost("dev", "--listen", "127.0.0.1:0"),
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    *progress, last = done.stderr.splitlines()
-    assert re.fullmatch(stated, last)
-    assert not any("Traceback" in line for line in progress)
+    assert re.fullmatch(stated, failed("--listen", "127.0.0.1:0", **environment))
 
 
 def test_taken_port_is_one_line_with_exit_2(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = subprocess.run(
-            fencepost("dev", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data")),
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    last = done.stderr.splitlines()[-1]
+        last = failed("--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data"))
     assert last.startswith("fencepost: ")
     assert str(port) in last
     assert brokers_under(tmp_path / "data") == []
