@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.cluster.broker import UpstreamUnavailable
+from fencepost_proxy.cluster.transactions import NotCoordinator
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error
 from fencepost_proxy.metrics import Metrics
@@ -26,7 +27,7 @@ NEWER = RECORD._replace(name=UUID(int=2), transactional_id="another", at_ms=2_00
 OPEN = SimpleNamespace(producer_id=7, producer_epoch=3, state="Ongoing")
 NEXT = SimpleNamespace(producer_id=7, producer_epoch=4, state="Ongoing")
 ENDED = SimpleNamespace(producer_id=7, producer_epoch=3, state="CompleteAbort")
-NOT_COORDINATOR = UpstreamUnavailable("", error_code=Error.NOT_COORDINATOR)
+NOT_COORDINATOR = NotCoordinator("")
 DENIED = UpstreamUnavailable("", error_code=Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 DOWN = UpstreamUnavailable("no connection")
 

@@ -15,6 +15,7 @@ import pytest
 
 from fencepost_proxy.cluster.broker import UpstreamUnavailable, deadline_in
 from fencepost_proxy.cluster.fetches import Fetched
+from fencepost_proxy.cluster.transactions import NotCoordinator
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error
 from fencepost_proxy.metrics import Metrics
@@ -64,7 +65,7 @@ class Log:
 
     async def describe_at(self, node_id: NodeId, transactional_id: str, **_: object) -> Any:
         if node_id != COORDINATOR:
-            raise UpstreamUnavailable("another broker", error_code=Error.NOT_COORDINATOR)
+            raise NotCoordinator("another broker")
         return SimpleNamespace(producer_id=ID, producer_epoch=EPOCH, state="Ongoing", partitions=frozenset({TP}))
 
     async def producer_at(self, *_: object, **__: object) -> Any:

@@ -22,6 +22,10 @@ from fencepost_proxy.wire.schema import Message
 TRANSACTIONAL_ID_NOT_FOUND: Final = 105
 
 
+class NotCoordinator(UpstreamUnavailable):
+    """The queried broker is not the coordinator of the transactional id."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transactions:
     """What coordinators know of transactions."""
@@ -45,12 +49,12 @@ class Transactions:
     async def describe_at(
         self, node_id: NodeId, transactional_id: str, *, timeout_seconds: float | None = None
     ) -> Described | None:
-        """`describe`, by this broker. Raises UpstreamUnavailable, with error code 16 if it is not the coordinator."""
+        """`describe`, by this broker. Raises UpstreamUnavailable, `NotCoordinator`."""
 
         async def query(connection: BrokerConnection, deadline: Monotonic) -> Described | None:
             state = await _state(connection, transactional_id, deadline)
             if state.error_code == Error.NOT_COORDINATOR:
-                raise UpstreamUnavailable(f"broker {node_id} is not its coordinator", error_code=state.error_code)
+                raise NotCoordinator(f"broker {node_id} is not its coordinator")
             return _described(state)
 
         return await self.kafka.query_one(node_id, query, timeout_seconds)

@@ -23,9 +23,9 @@ from fencepost_proxy.cluster.log_ends import LogEnds
 from fencepost_proxy.cluster.metadata_cache import MetadataCache
 from fencepost_proxy.cluster.producers import Producers
 from fencepost_proxy.cluster.state_topic import StateTopic
-from fencepost_proxy.cluster.transactions import Transactions
+from fencepost_proxy.cluster.transactions import NotCoordinator, Transactions
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error, FencepostError, LimitError
+from fencepost_proxy.errors import FencepostError, LimitError
 from fencepost_proxy.metrics import Metrics
 from fencepost_proxy.session.batches.reading import HERE_BYTES_MAX, HERE_STEPS_MAX
 from fencepost_proxy.session.frames.messages import ValidateCommit
@@ -280,10 +280,8 @@ class Commits:
             return elsewhere
         try:
             found = await self._transactions.describe_at(node_id, transactional_id, timeout_seconds=remaining(deadline))
-        except UpstreamUnavailable as error:
-            if error.error_code == Error.NOT_COORDINATOR:
-                return elsewhere
-            raise
+        except NotCoordinator:
+            return elsewhere
         if found is None:
             return TransactionIs(known=True)
         return TransactionIs(True, found.producer_id, found.producer_epoch, found.state, found.partitions)
@@ -466,10 +464,8 @@ class Commits:
         for node_id in self._metadata.known.brokers:
             try:
                 found = await self._transactions.describe_at(node_id, abort_only.transactional_id)
-            except UpstreamUnavailable as error:
-                if error.error_code == Error.NOT_COORDINATOR:
-                    continue
-                raise
+            except NotCoordinator:
+                continue
             answered = True
             if found is not None and found.state == ONGOING and (found.producer_id, found.producer_epoch) == producer:
                 return False
