@@ -19,7 +19,7 @@ import pytest
 from tests.kit.waiting import until
 from tests.support.fixtures import proxy_fixture
 from tests.support.proxy import CHECKED_WITH_LONG_LEASE, ProxyProcess
-from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, final_answer, produce_request
+from tests.support.raw import Answer, Closed, Connection, Log, Producer, batch, final_answer
 from tests.support.transactions import add_request, added, end_request
 
 pytestmark = pytest.mark.kafka
@@ -211,10 +211,7 @@ def test_pipelined_appends_after_bypassing_writer_report_each_violation(
     ours = shared_producer_id(log, topic)
     with log.connect(topic) as direct:
         _unfenced(direct, topic, [b"around"])
-    requests = [produce_request({topic: {0: batch(b"c%d" % i, expected=3 + i)}}) for i in range(10)]
-    client.socket.sendall(b"".join(client.frame(request, 9)[1] for request in requests))
-
-    answers = [client.receive_produce()[1][topic, 0] for _ in requests]
+    answers = list(client.pipeline(topic, [batch(b"c%d" % i, expected=3 + i) for i in range(10)]))
 
     there = {value: at for at, value in enumerate(log.values(topic))}
     for i, answer in enumerate(answers):

@@ -20,7 +20,7 @@ from tests.kit.threads import working
 from tests.support.fixtures import proxies_fixture
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Closed, Connection, Log, batch, produce_request
+from tests.support.raw import Closed, Connection, Log, batch
 from tests.support.writers import expected_of, value_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
@@ -35,7 +35,6 @@ takeover_seconds = 0.5
 """
 OK, NOT_LEADER, TIMED_OUT = 0, 6, 7
 WINDOW = 5
-_PRODUCE_VERSION = 9
 CLAIMING = "claiming a partition"
 
 
@@ -72,11 +71,8 @@ class Pipeline:
         self._number += WINDOW
         leads = True
         batches = [batch(value, expected=self.end + at) for at, value in enumerate(values)]
-        # In one write: each is sent before the answer to its predecessor.
-        requests = [produce_request({self.topic: {self.partition: each}}) for each in batches]
-        connection.socket.sendall(b"".join(connection.frame(each, _PRODUCE_VERSION)[1] for each in requests))
-        for value in values:
-            answer = connection.receive_produce()[1][self.topic, self.partition]
+        answers = connection.pipeline(self.topic, batches, partition=self.partition)
+        for value, answer in zip(values, answers, strict=True):
             if answer.error_code == OK:
                 now = time.monotonic()
                 self.paused, self._accepted_at = max(self.paused, now - self._accepted_at), now

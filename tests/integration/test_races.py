@@ -35,7 +35,6 @@ from tests.support.raw import (
     Record,
     batch,
     final_answer,
-    produce_request,
 )
 from tests.support.writers import Ledger, expected_of, offsets, under_load, value_of
 
@@ -183,13 +182,8 @@ def test_pipelined_appends_race_without_misplaced_records(  # noqa: PLR0917
                     number += 10
                     for value in pipeline:
                         ledger.sent(value, pipeline_key=f"{name}/{number}")
-                    requests = [
-                        produce_request({topic: {0: batch(value, expected=end + i)}})
-                        for i, value in enumerate(pipeline)
-                    ]
-                    # One write, since requests sent after a refusal do not belong to the pipeline.
-                    connection.socket.sendall(b"".join(connection.frame(request, 9)[1] for request in requests))
-                    answers = [connection.receive_produce()[1][topic, 0] for _ in pipeline]
+                    batches = [batch(value, expected=end + i) for i, value in enumerate(pipeline)]
+                    answers = list(connection.pipeline(topic, batches))
                     for value, answer in zip(pipeline, answers, strict=True):
                         ledger.note(value, answer)
                     codes = [answer.error_code for answer in answers]

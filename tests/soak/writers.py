@@ -14,7 +14,7 @@ from fencepost import RetryPolicy
 from tests.kit.history import TRY_AGAIN, UNKNOWN, Manner, Reported
 from tests.kit.writers import ClientWriter, LogWriter, Transactional, Writer
 from tests.soak.stage import PROXIES
-from tests.support.raw import Closed, Connection, Producer, batch, produce_request
+from tests.support.raw import Closed, Connection, Producer, batch
 from tests.support.writers import NOT_LEADER, reported_by
 
 #: How long a client may retry, and how long one request may take.
@@ -66,13 +66,9 @@ class RawWriter(Writer):
             batches.append(self.batch(ids, end))
             calls.append(self.call(ids, end, pipeline_key=pipeline_key))
             end = None if end is None else end + len(ids)
-        # in one piece: otherwise the first response may precede the last request
-        requests = [produce_request({self.topic: {0: each}}, timeout_ms=_REQUEST_MS) for each in batches]
         left = list(calls)
         try:
-            self.connection.socket.sendall(b"".join(self.connection.frame(each, 9)[1] for each in requests))
-            while left:
-                answer = self.connection.receive_produce()[1][self.topic, 0]
+            for answer in self.connection.pipeline(self.topic, batches, timeout_ms=_REQUEST_MS):
                 self.reported(left.pop(0), reported_by(answer))
         except (OSError, Closed) as error:
             for operation in left:

@@ -369,6 +369,15 @@ class Connection(Closing):
         """Produce one batch to one partition."""
         return self.produce({topic: {partition: records}}, **settings)[topic, partition]
 
+    def pipeline(
+        self, topic: str, batches: Sequence[bytes], *, partition: int = 0, timeout_ms: int = 10_000
+    ) -> Iterator[Answer]:
+        """Send each batch in one request, all in one write: otherwise the first response may precede the last request.
+        The responses are received one by one."""
+        requests = [produce_request({topic: {partition: each}}, -1, timeout_ms) for each in batches]
+        self.socket.sendall(b"".join(self.frame(each, 9)[1] for each in requests))
+        return (self.receive_produce()[1][topic, partition] for _ in requests)
+
     # ---- other requests
 
     def api_versions(self, version: int = 3) -> dict[int, tuple[int, int]]:

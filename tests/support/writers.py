@@ -20,7 +20,7 @@ from tests.kit.stage import PATIENCE_SECONDS, Stage
 from tests.kit.threads import Worker
 from tests.support.messages import Closed as MessagesClosed
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Answer, Closed, Connection, Log, Logged, Producer, batch, produce_request
+from tests.support.raw import Answer, Closed, Connection, Log, Logged, Producer, batch
 from tests.support.three_brokers import leaders_listener
 
 OK, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
@@ -238,13 +238,9 @@ class Writer(Worker):
         ends: list[int] = []
         read_again = False
         try:
-            wire = [
-                connection.frame(produce_request({self.topic: {0: records}}, -1, self._timeout_ms), 9)[1]
-                for _, records in requests
-            ]
-            connection.socket.sendall(b"".join(wire))
-            for value, records in requests:
-                answer = connection.receive_produce()[1][self.topic, 0]
+            batches = [records for _, records in requests]
+            answers = connection.pipeline(self.topic, batches, timeout_ms=self._timeout_ms)
+            for (value, records), answer in zip(requests, answers, strict=True):
                 answered += 1
                 self._record(value, records, answer, again=bool(again))
                 read_again = read_again or answer.error_code not in (OK, POLICY_VIOLATION)
