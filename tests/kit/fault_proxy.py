@@ -22,9 +22,9 @@ import contextlib
 import itertools
 import json
 import math
+import queue
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -33,7 +33,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
-from fencepost_dev.process import supervised
+from tests.kit.lines import LineProcess
 from tests.kit.waiting import until
 
 Direction = Literal["request", "response"]
@@ -487,19 +487,13 @@ def produce_error(error_code: int, *, with_offset: bool) -> Callable[[bytes, byt
 # --- separate process -------------------------------------------------------------------------------------------------
 
 
-class FaultProxies:
+class FaultProxies(LineProcess):
     """Raw proxies by name, in a process of their own. Thread-safe."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            supervised([sys.executable, "-m", "tests.kit.fault_proxy"]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            start_new_session=True,
-        )
-        self._lock = threading.Lock()
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._one_at_a_time = threading.Lock()
+        super().__init__([sys.executable, "-m", "tests.kit.fault_proxy"], self._answers.put)
 
     def open(self, proxy: str, listen: tuple[str, int], target: tuple[str, int]) -> None:
         self._order("open", proxy, listen=listen, target=target)
@@ -515,27 +509,16 @@ class FaultProxies:
         return Counter(self._order("hits"))
 
     def _order(self, what: str, proxy: str = "", **details: Any) -> dict[str, Any]:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        with self._lock:
-            stdin.write(json.dumps([what, proxy, details]) + "\n")
-            stdin.flush()
-            answer: dict[str, Any] = json.loads(stdout.readline())
+        with self._one_at_a_time:
+            self.send(json.dumps([what, proxy, details]))
+            line = self._answers.get(timeout=_ANSWER_SECONDS)
+        answer: dict[str, Any] = {"error": "the fault proxies have ended"} if line is None else json.loads(line)
         if "error" in answer:
             raise OSError(answer["error"])
         return answer
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-        self._process.kill()
-        self._process.wait(_ANSWER_SECONDS)
+    def close(self, seconds: float = _ANSWER_SECONDS) -> None:
+        self.kill()
 
 
 def _obey(proxies: dict[str, FaultProxy], what: str, proxy: str, details: dict[str, Any]) -> dict[str, int]:

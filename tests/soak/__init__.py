@@ -8,7 +8,7 @@ seed. At the end, every response is compared with Kafka's log.
 |---|---|
 | `run.py` | one run, from the start to the result |
 | `stage.py` | brokers, proxies, connections |
-| `writers.py` | the clients, and how they classify errors |
+| `writers.py` | the kinds of writers, raw ones and those of `tests/kit/writers.py` |
 | `faults.py` | the schedule of faults |
 | `tests/kit/` | `history.py`: responses and log; `checker.py`: the rules, and what the contract tolerates |
 
