@@ -92,7 +92,7 @@ class Arrival:
         return self._news is not None
 
     def produce(self, frame: memoryview, whole: ProduceRequest | None = None) -> Steps[None]:
-        """`whole` – the request, if it was already parsed."""
+        """Its whole life, until it is answered. `whole` – the request, if it was already parsed."""
         try:
             whole = whole or parse_produce_request(frame, partitions_max=PARTITIONS_MAX)
         except LimitError:
