@@ -16,6 +16,7 @@ from fencepost_policies.append import Check
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.errors import ClientProtocolError, ContradictoryResults, UpstreamProtocolError
 from fencepost_proxy.sequencer import events as g
+from fencepost_proxy.session.connection.draining import READ_SECONDS
 from fencepost_proxy.session.control.rewriters import Finished, RequestRewriter, RequestRewriters
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
 from fencepost_proxy.session.frames import messages as m
@@ -1199,6 +1200,7 @@ def test_earlier_requests_are_answered_before_a_faulty_one_ends_the_connection(t
     assert talk.outcomes() == {("checked-a", 0): (0, 5)}
     talk.kafka(response(2))
     assert talk.answer() == response(2)
+    talk.tick(READ_SECONDS)
     closed = talk.next(m.CloseClient)
     assert (closed.fault, closed.hang_up) == (ClientProtocolError, True)
     talk.silent()
@@ -1213,6 +1215,7 @@ def test_waiting_append_is_sent_before_an_impossible_frame_ends_the_connection(t
     talk.upstream()
     talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
     assert talk.outcomes() == {("checked-a", 0): (0, 5)}
+    talk.tick(READ_SECONDS)
     assert talk.next(m.CloseClient).fault is ClientProtocolError
 
 
@@ -1232,6 +1235,7 @@ def test_earlier_requests_are_answered_before_one_that_waited_ends_the_connectio
     talk.silent()
     talk.completed(pending, produced(("checked-a", 0, 0, 5)), A_AT_5)
     assert talk.outcomes() == {("checked-a", 0): (0, 5)}
+    talk.tick(READ_SECONDS)
     assert talk.next(m.CloseClient).fault is ClientProtocolError
 
 

@@ -46,24 +46,19 @@ class RequestReader:
     _logins: Logins
     _appends: CheckedAppends
     is_reading: bool = False
-    failure: ClientProtocolError | None = None  #: of a request that ends the connection
-    _ends_by: float = float("inf")
 
-    def postpones(self, failure: ClientProtocolError, now: float) -> bool:
-        """Whether the connection ends later. A broker, too, answers earlier requests before it closes a connection."""
+    def drains(self, failure: ClientProtocolError, now: float) -> bool:
+        """Whether the connection ends later: a broker, too, answers earlier requests before it closes one."""
         if self._state.streams_up:
             return False  # Kafka has a part of that request, and answers nothing more
         self._queue.take_over()
-        if not self._holds.is_failing:
-            self._state.client.save()
-            if not self.is_reading:
-                self._appends.admission.drop_waiting()  # it has failed itself
-        if self._draining.nothing_under_way() or now >= self._ends_by:
+        self._state.client.save()
+        if not self.is_reading:
+            self._appends.admission.drop_waiting()  # it has failed itself
+        if self._draining.nothing_under_way():
             return False
-        if not self._holds.is_failing:
-            self.failure, self._ends_by = failure, now + self._services.request_timeout_seconds
-            self._holds.is_failing = True
-            self._holds.pause_client()
+        self._draining.begin(now + self._services.request_timeout_seconds, f"{failure}", type(failure))
+        self._holds.pause_client()
         return True
 
     def pump(self, now: float) -> None:

@@ -233,10 +233,9 @@ class Session:
             self._resume(now)
         except ProtocolError as error:
             # Otherwise an answer may be processed in part only.
-            requests, event = self._requests, arguments[0]
-            of_request = requests.is_reading or self._holds.is_failing or isinstance(event, TopicNews | Tick)
-            if not (isinstance(error, ClientProtocolError) and of_request and requests.postpones(error, now)):
-                self._queue.close(f"{error}", type(error), hang_up=self._holds.is_failing)
+            of_request = self._requests.is_reading or isinstance(arguments[0], TopicNews | Tick)
+            if not (isinstance(error, ClientProtocolError) and of_request and self._requests.drains(error, now)):
+                self._queue.close(f"{error}", type(error))
             if isinstance(error, UpstreamProtocolError) and not state.upstream_closed:
                 # Also while the client connection closes: what was sent would never be answered.
                 self._upstream_lost(f"{error}")
@@ -315,11 +314,6 @@ class Session:
             self._responses.pump(now)
             if not holds.upstream_paused:
                 state.commands.append(ReadUpstream(True))
-        if holds.is_failing and not state.closing:
-            failure = self._requests.failure
-            assert failure is not None
-            if not self._requests.postpones(failure, now):
-                raise failure.with_traceback(None)
         if holds.client_paused and not (
             state.closing or state.client_closed or holds.client_is_blocked(len(self._queue.to_client))
         ):
@@ -331,7 +325,7 @@ class Session:
         if holds.draining_until is not None:
             self._queue.take_over()
             if self._core.draining.may_close(now):
-                self._queue.close(holds.draining_because, hang_up=True)
+                self._queue.close(holds.draining_because, holds.draining_fault, hang_up=True)
         if state.client_closed and not (
             state.upstream_closed
             or self._queue.in_flight

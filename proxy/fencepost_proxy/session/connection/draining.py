@@ -25,11 +25,12 @@ class Draining:
     def nothing_under_way(self) -> bool:
         return self._holds.waiting_produce is None and not self._holds.waits_for and self._queue.empty
 
-    def begin(self, until: float, because: str) -> None:
+    def begin(self, until: float, because: str, fault: type[Exception] | None = None) -> None:
         """Start no further request. A partly received one is read to its end, see `may_close`."""
         if self._holds.draining_until is None or until < self._holds.draining_until:
             self._holds.draining_until = until
-        self._holds.draining_because = self._holds.draining_because or because
+        if not self._holds.draining_because:
+            self._holds.draining_because, self._holds.draining_fault = because, fault
 
     def may_close(self, now: float) -> bool:
         """Whether a client that is being drained has its answers, and has had the time to read them."""

@@ -88,8 +88,7 @@ class ReadHolds:
     """- `waiting_produce` – the request that waits for a sequencer, a barrier or metadata.
     - `waits_for` – what another request waits for before it is sent; empty if none does.
     - `silent` – the last request that was not relayed has acks=0.
-    - `is_failing` – an earlier request ends the connection, once those before it are answered.
-    - `draining_until` – no further request is started; then the connection closes.
+    - `draining_until` – no further request is started; then the connection closes. `draining_fault` – of its client.
     - `made_here` – answers without Kafka since the last read outside the fast path.
     - `quota` – what is left of it until `QuotaRenewed`.
     - `throttling` – what Kafka does not read either.
@@ -102,9 +101,9 @@ class ReadHolds:
     waiting_produce: ProduceExchange | None = None
     waits_for: str = ""
     silent: bool = False
-    is_failing: bool = False
     draining_until: float | None = None
     draining_because: str = ""
+    draining_fault: type[Exception] | None = None
     client_paused: bool = False
     upstream_paused: bool = False
     made_here: int = 0
@@ -114,7 +113,6 @@ class ReadHolds:
         return (
             self.waiting_produce is not None
             or bool(self.waits_for)
-            or self.is_failing
             or self._state.full != 0  # a broker handles no further request before the client takes the response
             or self.draining_until is not None
             or open_requests >= self._settings.in_flight_requests_max
