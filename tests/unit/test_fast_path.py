@@ -517,6 +517,9 @@ def test_truncated_request_is_not_taken_for_its_predecessor() -> None:
     talk.sends(length.to_bytes(4, "big") + usual[4:])
     # Then it is malformed, and not for a broker to find out
     assert bytes(talk.client.upstream_got) == usual
+    assert not talk.client.proxy_closed_client
+    talk._answer(talk.client, "ok", 0, 0)
+    assert talk.client.client_got
     assert talk.client.proxy_closed_client
 
 
