@@ -165,13 +165,7 @@ fn step<Data>(
             message.done();
             Ok(Next::Again)
         }
-        Ok(ConnectionState::WriteTraffic(mut traffic)) => match *write {
-            Write::DataWithNewKeys(data) => {
-                *write = Write::Data(data);
-                traffic.refresh_traffic_keys().map_or_else(|error| Err(Failure::of(&error)), |()| Ok(Next::Again))
-            }
-            _ => write_next(&mut traffic, out, write).map(|()| Next::Established),
-        },
+        Ok(ConnectionState::WriteTraffic(traffic)) => write_next(traffic, out, write),
         Ok(ConnectionState::BlockedHandshake) => Ok(Next::Blocked),
         Ok(ConnectionState::PeerClosed) => Ok(Next::PeerClosed),
         Ok(ConnectionState::Closed) => Ok(Next::Closed),
@@ -181,20 +175,24 @@ fn step<Data>(
 }
 
 fn write_next<Data>(
-    traffic: &mut WriteTraffic<'_, Data>,
+    mut traffic: WriteTraffic<'_, Data>,
     out: &mut Ciphertext<'_>,
     write: &mut Write<'_>,
-) -> Result<(), Failure> {
+) -> Result<Next, Failure> {
     let needed = |error: &EncryptError| match error {
         EncryptError::InsufficientSize(size) => Some(size.required_size),
         EncryptError::EncryptExhausted => None,
     };
     let written = match std::mem::replace(write, Write::Nothing) {
         Write::Nothing => Ok(()),
-        Write::Data(data) | Write::DataWithNewKeys(data) => out.write(|space| traffic.encrypt(data, space), needed),
+        Write::Data(data) => out.write(|space| traffic.encrypt(data, space), needed),
+        Write::DataWithNewKeys(data) => {
+            *write = Write::Data(data);
+            return traffic.refresh_traffic_keys().map_err(|error| Failure::of(&error)).map(|()| Next::Again);
+        }
         Write::Close => out.write(|space| traffic.queue_close_notify(space), needed),
     };
-    written.map_err(|error| Failure::defect(&error.to_string()))
+    written.map_err(|error| Failure::defect(&error.to_string())).map(|()| Next::Established)
 }
 
 /// One TLS connection. Like a socket's methods, its methods raise BlockingIOError if they would block.
