@@ -52,7 +52,7 @@ def test_upgrade_and_rollback_lose_nothing(
 
     with two_proxies(kafka, tmp_path, CHECKED_WITH_LONG_LEASE, environment=older) as stage:
         stage.before_start = other_version
-        result = run(stage, rolls=2, readers=("java-eager", "aiokafka"))
+        result = run(stage, rolls=2, readers=("java-eager", "aiokafka-eager"))
         assert_read_all_state(*stage.proxies)
     say(result.table())
     assert started == ["newer", "newer", "older", "older"]
