@@ -18,6 +18,7 @@ import pytest
 from fencepost_proxy.errors import ProtocolError
 from fencepost_proxy.sequencer import events as g
 from fencepost_proxy.sequencer.sequencer import PartitionSequencer
+from fencepost_proxy.session.connection.draining import READ_SECONDS
 from fencepost_proxy.session.dispatcher import Dispatcher, ForConnection
 from fencepost_proxy.session.frames import messages as m
 from fencepost_proxy.session.frames.services import RELAYED_VERSIONS
@@ -520,6 +521,7 @@ def test_truncated_request_is_not_taken_for_its_predecessor() -> None:
     assert not talk.client.proxy_closed_client
     talk._answer(talk.client, "ok", 0, 0)
     assert talk.client.client_got
+    talk._pass_time(READ_SECONDS)
     assert talk.client.proxy_closed_client
 
 
