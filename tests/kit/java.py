@@ -55,8 +55,8 @@ class JavaProducers(LineProcess):
                     future.set_exception(JavaError("Ended", "the JVM has ended"))
             return
         number, what, *rest = line.split("\t", 3)
-        future = self._waiting.pop(number)
-        if future.done():
+        future = self._waiting.pop(number, None)
+        if future is None or future.done():  # Java may report a failed send twice: it calls back, and raises
             return
         if what == "ok":
             future.set_result([int(word) for each in rest for word in each.split("\t")])
