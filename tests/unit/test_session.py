@@ -1239,6 +1239,16 @@ def test_earlier_requests_are_answered_before_one_that_waited_ends_the_connectio
     assert talk.next(m.CloseClient).fault is ClientProtocolError
 
 
+def test_request_that_waited_ends_the_connection_before_an_impossible_frame(talk: Talk) -> None:
+    talk.services.absent = {TopicPartition("checked-b", 1)}
+    talk.client(produce(B, B) + struct.pack(">i", -5))
+    talk.next(m.TopicStale)
+    assert not talk.next(m.ReadClient).on
+    talk.services.absent.clear()
+    talk.report(m.TopicNews())
+    assert talk.next(m.CloseClient).fault is ClientProtocolError
+
+
 def test_faulty_request_ends_the_connection_although_kafka_does_not_answer(talk: Talk) -> None:
     talk.client(request(HEARTBEAT, 4, 1))
     talk.upstream()

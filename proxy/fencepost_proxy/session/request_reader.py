@@ -49,11 +49,12 @@ class RequestReader:
 
     def drains(self, failure: ClientProtocolError, now: float) -> bool:
         """Whether the connection ends later: a broker, too, answers earlier requests before it closes one."""
+        was_reading, self.is_reading = self.is_reading, False
         if self._state.streams_up:
             return False  # Kafka has a part of that request, and answers nothing more
         self._queue.take_over()
         self._state.client.save()
-        if not self.is_reading:
+        if not was_reading:
             self._appends.admission.drop_waiting()  # it has failed itself
         if self._draining.nothing_under_way():
             return False
