@@ -51,6 +51,11 @@ class TopicFacts:
     timestamp_before_max_ms: int = 9_223_372_036_854_775_807
     timestamp_after_max_ms: int = 3_600_000
 
+    @property
+    def in_sync(self) -> int:
+        """min.insync.replicas, for the confirmation of a leader: 2 if it may not be read."""
+        return 2 if self.assumed else self.min_insync_replicas
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:

@@ -118,7 +118,7 @@ class StateTopicSettings:
         facts = await self._configs.topic_facts(info.name)
         if wrong := _wrong_cleanup_policy(info.name, facts):
             raise StateError(wrong, hint=hints.CLEANUP_POLICY)
-        self.in_sync = _IN_SYNC_REPLICAS_MAX if facts.assumed else facts.min_insync_replicas
+        self.in_sync = facts.in_sync
         if info.replication_factor > 1 and self.in_sync == 1:
             _log.warning(
                 "state topic has min.insync.replicas=1: a deposed leader that is cut off from the other brokers cannot "

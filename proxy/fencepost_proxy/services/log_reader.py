@@ -170,9 +170,8 @@ class LogReader:
         return facts
 
     async def in_sync(self, topic: str) -> int:
-        """Its min.insync.replicas, 2 if that may not be read."""
-        facts = await self.facts(topic)
-        return 2 if facts.assumed else facts.min_insync_replicas
+        """See `TopicFacts`."""
+        return (await self.facts(topic)).in_sync
 
     async def changed_facts(self, topics: Sequence[str]) -> list[str]:
         """Read the Kafka configs of these topics again, in few requests; return the topics whose configs changed.
